@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -20,7 +18,7 @@ from services.cli.frame.options import registry_at
 from services.cli.frame.output import answer, members
 from services.cli.frame.pull import pull as fetched
 from services.cli.frame.views import Column, Line, Styled, View, facts, size, table
-from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, WeightsInvalid, about
+from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, about
 from services.generation.target.files.part_names import sibling_paths
 from services.generation.target.model_path import default_head_for, default_store_for, named_models
 
@@ -32,12 +30,6 @@ if TYPE_CHECKING:
 _ABSENT = {"package": "not installed", "hub": "not fetched"}
 
 _NOT_WHOLE = (0, 1, 32, 38)  # file types of float32, float16, bfloat16 and MXFP4
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_TEXT, _LIST = 8, 9
-_GENERAL = ("general.architecture", "general.file_type")  # the second follows the vocabulary in quantised files
-_MOST_FIELDS, _MOST_TEXTS = 1 << 10, 1 << 22  # of a file, and of a list: the largest vocabularies have 2**18
-_MOST_BYTES = 1 << 32  # of a skipped value
-_LONGEST = 1 << 16  # bytes of a name
 
 
 def list_(
@@ -214,12 +206,15 @@ class Glance:
 
 
 def glance(path: Path) -> Glance:
-    """Raises OSError; ConfigInvalid for a config.json that is no JSON object, WeightsInvalid for no GGUF file."""
+    """Raises OSError, ConfigInvalid or WeightsInvalid."""
     if path.is_file():
-        fields = _general_fields(path)
-        kept = fields.get("general.file_type") not in (None, *_NOT_WHOLE)
+        from services.generation.target.files.gguf_header import read_gguf_header
+        from services.generation.target.files.stored_tensor import map_file
+
+        metadata = read_gguf_header(path, map_file(path).data).metadata
+        kept = metadata.whole("general.file_type", 0) not in _NOT_WHOLE
         size = sum(part.stat().st_size for part in sibling_paths(path) if part.is_file())
-        return Glance(str(fields.get("general.architecture", "")), size, kept)
+        return Glance(metadata.text("general.architecture", ""), size, kept)
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     try:
         document = json.loads((path / "config.json").read_bytes())
@@ -228,58 +223,3 @@ def glance(path: Path) -> Glance:
     if not isinstance(document, dict):
         raise ConfigInvalid(f"{path}/config.json: expected a JSON object; download it again")
     return Glance(str(document.get("model_type") or ""), size, False)
-
-
-def _general_fields(path: Path) -> dict[str, object]:
-    """The fields `_GENERAL` of a GGUF file that come before a damaged place, if there is one."""
-    fields: dict[str, object] = {}
-    with path.open("rb") as file:
-        try:
-            if (magic := file.read(4)) != b"GGUF":
-                raise WeightsInvalid(f"{path}: not a GGUF file: it begins with {magic!r}; pull or copy it again")
-            file.seek(16)  # after version and count of tensors
-            for _ in range(min(_number(file, "<Q"), _MOST_FIELDS)):
-                name, kind = _text(file), _number(file, "<I")
-                if name not in _GENERAL:
-                    _skip(file, kind)
-                    continue
-                fields[name] = _text(file) if kind == _TEXT else _number(file, _SCALARS[kind])
-                if len(fields) == len(_GENERAL):
-                    break
-        except (KeyError, ValueError, OverflowError, struct.error):
-            pass
-    return fields
-
-
-def _skip(file: BinaryIO, kind: int) -> None:
-    """Skip a value. Raises KeyError for an unknown kind and for a list of lists, which no model has, ValueError for a
-    value that is too long.
-    """
-    count = 1
-    if kind == _LIST:
-        kind, count = _number(file, "<I"), _number(file, "<Q")
-    if kind != _TEXT:
-        _forward(file, count * struct.calcsize(_SCALARS[kind]))
-        return
-    if count > _MOST_TEXTS:
-        raise ValueError("a list is too long")
-    for _ in range(count):
-        _forward(file, _number(file, "<Q"))
-
-
-def _forward(file: BinaryIO, size: int) -> None:
-    if size > _MOST_BYTES:  # for which seek has errors of several kinds
-        raise ValueError("a value is too long")
-    file.seek(size, os.SEEK_CUR)
-
-
-def _number(file: BinaryIO, form: str) -> int:
-    (value,) = struct.unpack(form, file.read(struct.calcsize(form)))
-    return int(value)
-
-
-def _text(file: BinaryIO) -> str:
-    length = _number(file, "<Q")
-    if length > _LONGEST:
-        raise ValueError("a text is too long")
-    return file.read(length).decode(errors="replace")

@@ -208,7 +208,8 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 @pytest.mark.parametrize("line", ASKING)
 def test_a_call_imports_nothing_heavy_before_it_asks(line: str, calls: dict[str, Ended]) -> None:
     assert calls[line].code == ASKING[line]
-    assert calls[line].packages & _HEAVY == set()
+    reading_headers = {"numpy"} if line == "models list" else set()
+    assert calls[line].packages & _HEAVY <= reading_headers
 
 
 @pytest.mark.parametrize("line", ALONE)

@@ -149,9 +149,14 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
     if files.names_public_key and not operators:
         raise UsageError("--key-file: expected the private key, which has to sign; a public key needs --by-operator")
     _refuse_waiting_receipts(files, role)
+    another = False  # whether the file is a key of this machine that is not replaced
     signers = [files.signer(operator, "operator") for operator in operators]
     if operators and (files.names_public_key or not (is_device(path) or path.is_file())):
         old = _public_key(files, role)
+        another = not is_device(path) and path.is_file() and files.signer(path, role).public != old
+        if another and files.new_key is None:
+            hint = "name the key that takes its place, --new-key FILE, or run this where the replaced key was"
+            raise UsageError(f"--key-file: {path} is another key, which stays", hint)
     elif is_device(path) or path.is_file():
         holder = files.signer(path, role)
         old, signers = holder.public, signers or [holder]
@@ -164,7 +169,7 @@ def rotate(files: LedgerFiles, role: str, operators: tuple[Path, ...] = ()) -> R
             f"to complete an interrupted run, name the replaced key in {files.trusted / RETIRED} by --key-file",
         )
     index = _record(files, old, new, signers)
-    _swap(files, path, old, new)
+    _swap(files, None if another else path, old, new)
     if role == "log":
         _publish_name(files, new)
     return Rotation(index, old.key_id, new.key_id)
@@ -260,14 +265,18 @@ def _origin(store: SqlEntryStore) -> str:
     return Checkpoint.from_text(Note.from_bytes(note).text).origin
 
 
-def _swap(files: LedgerFiles, path: Path, old: PublicKey, new: Signer) -> None:
-    """Replace the files, public keys first: a service that starts meanwhile finds its key trusted, old or new."""
+def _swap(files: LedgerFiles, path: Path | None, old: PublicKey, new: Signer) -> None:
+    """Replace the files, public keys first: a service that starts meanwhile finds its key trusted, old or new. `path`
+    is the private key's, None if it is not on this machine.
+    """
     trusted = TrustedKeys.load(files.trusted).find(new.role, old.key_id) or old
     for key, folder in ((new.public, files.trusted), (old, files.trusted / RETIRED)):
         publish_key(key.scoped(trusted.scope).to_pem(), key.key_id, new.role, folder)
     for published in files.trusted.glob(f"{new.role}*.pub"):
         if PublicKey.from_pem(published.read_bytes()) == old:
             published.unlink()
+    if path is None:
+        return
     retired = path.with_name(f"{path.stem}.{old.key_id.rpartition(':')[2][:16]}.retired.pem")
     if files.new_key is None:
         if path.is_file():

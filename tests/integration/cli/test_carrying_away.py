@@ -270,6 +270,17 @@ def test_operators_replace_a_lost_key_by_its_public_half(stopped: Path, other: b
     assert log_holds(stopped)
 
 
+def test_operators_replace_a_key_of_another_server_and_leave_the_local_one(stopped: Path) -> None:
+    remote = SigningKey.load_or_create(stopped / "other/receipts.pem", "receipts")
+    named = ("--by-operator", "--key-file", remote.publish(stopped / "trusted"))
+    local = (stopped / "keys/receipts.pem").read_bytes()
+    assert rotate(stopped, "receipts", *named).code == 2
+    assert rotate(stopped, "receipts", *named, "--new-key", stopped / "new.pem").document["old"] == remote.key_id
+    assert (stopped / "keys/receipts.pem").read_bytes() == local
+    fill(stopped, 1)
+    assert log_holds(stopped)
+
+
 def test_what_a_replaced_key_signs_is_refused_and_flagged(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = SigningKey.load(stopped / "keys/receipts.pem", "receipts")
     assert rotate(stopped, "receipts", "--by-operator").code == 0

@@ -40,6 +40,7 @@ SHARED: Sequence[str] = (
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
 _ANSWER_BYTES = 32  # the number of a process
 _WAIT_MS = 50
+_MOST_MS = (1 << 31) - 1  # that poll takes
 _COMMAND_BYTES = 4096  # of a fork's command line, as `ps` shows it
 
 
@@ -77,7 +78,7 @@ class ForkedProcess:
         """Its exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
         ended = select.poll()
         ended.register(self._descriptor, select.POLLIN)
-        if not ended.poll(None if timeout is None else 1e3 * timeout):
+        if not ended.poll(None if timeout is None else min(1e3 * timeout, _MOST_MS)):
             raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
         with self._lock:
             if self._code is None:
@@ -93,7 +94,7 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         """`modules` are imported once. `environment` is the process's; a fork gets the changes given to `fork`. The
-        current folder, which may hold any module, is not on its path (-P).
+        current folder, which may hold any module, is not on its path (-P). Its own lines come by the pipe `stderr`.
         """
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._socket, its_own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -101,8 +102,11 @@ class ForkServer:
             arguments = (str(os.getpid()), str(its_own.fileno()), ",".join(modules), " " * _COMMAND_BYTES)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, *arguments], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, env=environment, pass_fds=[its_own.fileno()], start_new_session=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace", env=environment,
+                pass_fds=[its_own.fileno()], start_new_session=True,
             )  # fmt: skip
+        assert self._process.stderr is not None
+        self.stderr: IO[str] = self._process.stderr
 
     def fork(
         self,
@@ -230,7 +234,8 @@ def _show_command(name: str, module: str, flags: Sequence[str]) -> None:
 def _import_once(modules: Sequence[str]) -> None:
     if not modules:
         return
-    hide_torch()
+    with suppress(ImportError):
+        hide_torch()
     for module in modules:
         with suppress(ImportError):  # its service reports what is not installed
             importlib.import_module(module)

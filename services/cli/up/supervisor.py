@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from services.cli.frame.process import stop_signals
 from services.cli.up.fork_server import SHARED, ForkedProcess, ForkServer, is_supported
@@ -32,7 +33,7 @@ Quiet = Callable[[str, float, str | None], None]
 Settings = Mapping[str, object]
 """Settings of a service by name; None and False are not set."""
 
-_LAST_LINES = 20
+_LAST_LINES, _LAST_LINES_SECONDS = 20, 1.0
 _POLL_SECONDS = 0.05
 _QUIET_SECONDS = 4.0
 
@@ -105,9 +106,28 @@ def words(**flags: object) -> tuple[str, ...]:
 class _Child:
     plan: Plan
     process: subprocess.Popen[str] | ForkedProcess
-    last_lines: deque[str]
+    output: _Output
     started: float
-    watcher: threading.Thread | None = None
+
+
+class _Output:
+    """Lines that come by a pipe, read by a thread."""
+
+    def __init__(self, name: str, pipe: IO[str], on_line: Line) -> None:
+        self._name, self._pipe, self._on_line = name, pipe, on_line
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._reader = threading.Thread(target=self._read, name=name, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with self._pipe as lines:
+            for line in lines:
+                self.last_lines.append(line.rstrip("\n"))
+                self._on_line(self._name, line.rstrip("\n"))
+
+    def finish(self) -> None:
+        """Wait for the last lines of a process that has ended; not long, as a child of it may hold the pipe."""
+        self._reader.join(_LAST_LINES_SECONDS)
 
 
 class Supervisor:
@@ -132,6 +152,7 @@ class Supervisor:
         self._stopping = False
         self._shared = shared
         self._forks: ForkServer | None = None
+        self._output_of_forks: _Output | None = None
 
     def listening(self) -> AbstractContextManager[None]:
         """A block in which SIGINT and SIGTERM make `start` and `wait` raise StopRequested; during `stop` they kill."""
@@ -148,10 +169,11 @@ class Supervisor:
         """
         plan.ready_file.unlink(missing_ok=True)
         started = time.monotonic()
-        child = _Child(plan, self._process(plan), deque(maxlen=_LAST_LINES), started)
+        process = self._process(plan)
+        assert process.stdout is not None
+        child = _Child(plan, process, _Output(plan.name, process.stdout, self._hear), started)
         self._children.append(child)
-        child.watcher = threading.Thread(target=self._watch, args=(child,), name=plan.name, daemon=True)
-        child.watcher.start()
+        threading.Thread(target=self._watch, args=(child,), name=f"{plan.name}, end", daemon=True).start()
 
     def address(self, plan: Plan, timeout: float) -> str:
         """The address of a launched service, once it serves. Raises ServiceDied, NotReady, StopRequested."""
@@ -160,7 +182,8 @@ class Supervisor:
         while not plan.ready_file.exists():
             if time.monotonic() > deadline:
                 raise NotReady(f"the {plan.name} service did not get ready within {timeout:g} s")
-            self._tell_if_quiet(plan.name, child.started, child.last_lines[-1] if child.last_lines else None)
+            last_lines = child.output.last_lines
+            self._tell_if_quiet(plan.name, child.started, last_lines[-1] if last_lines else None)
             self._look(_POLL_SECONDS)
         return plan.ready_file.read_text(encoding="utf-8").strip()
 
@@ -187,8 +210,7 @@ class Supervisor:
                 self._on_line(child.plan.name, f"did not stop within {grace:g} s, killed")
                 child.process.kill()
             child.process.wait()
-            if child.watcher is not None:
-                child.watcher.join()
+            child.output.finish()
         self._children.clear()
 
     def _tell_if_quiet(self, name: str, started: float, last_line: str | None) -> None:
@@ -205,7 +227,7 @@ class Supervisor:
             return
         if isinstance(event, int):
             raise StopRequested(event)
-        raise ServiceDied(event.plan.name, event.process.wait(), event.last_lines)
+        raise ServiceDied(event.plan.name, event.process.wait(), event.output.last_lines)
 
     def _on_signal(self, number: int) -> None:
         if self._stopping:
@@ -215,16 +237,18 @@ class Supervisor:
 
     def _process(self, plan: Plan) -> subprocess.Popen[str] | ForkedProcess:
         own = {name: value for name, value in os.environ.items() if name not in (CA, CERT, KEY)}  # they have no TLS
-        environment = {**own, "PYTHONUNBUFFERED": "1", **plan.environment}
+        streams = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}  # as they are read
+        environment = {**own, **streams, **plan.environment}
         if not is_supported():
             bound = ("services.cli.up.bound_service", str(os.getpid()))
             return subprocess.Popen(
                 [sys.executable, "-P", "-m", *bound, plan.module, *plan.flags],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                bufsize=1, start_new_session=True, env=environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8",
+                errors="replace", bufsize=1, start_new_session=True, env=environment,
             )  # fmt: skip
         if self._forks is None:
             self._forks = ForkServer(self._shared, environment)
+            self._output_of_forks = _Output("kolm", self._forks.stderr, self._on_line)
         started = time.monotonic()
 
         def waiting() -> None:
@@ -234,20 +258,24 @@ class Supervisor:
         try:
             return self._forks.fork(plan.name, plan.module, plan.flags, plan.environment, waiting)
         except OSError as error:
-            raise ServiceDied(plan.name, self._close_forks(), [str(error)]) from error
+            code, output = self._close_forks(), self._output_of_forks
+            raise ServiceDied(plan.name, code, (output and output.last_lines) or [str(error)]) from error
 
     def _close_forks(self) -> int:
         """End the process that starts services, if it runs; returns its exit code."""
         forks, self._forks = self._forks, None
-        return 0 if forks is None else forks.close()
+        code = 0 if forks is None else forks.close()
+        if self._output_of_forks is not None:
+            self._output_of_forks.finish()
+        return code
+
+    def _hear(self, name: str, line: str) -> None:
+        self._heard = time.monotonic()
+        self._on_line(name, line)
 
     def _watch(self, child: _Child) -> None:
-        assert child.process.stdout is not None
-        with child.process.stdout as lines:
-            for line in lines:
-                self._heard = time.monotonic()
-                child.last_lines.append(line.rstrip("\n"))
-                self._on_line(child.plan.name, line.rstrip("\n"))
+        """Notice the end of a service."""
         child.process.wait()
+        child.output.finish()
         if not self._stopping:
             self._events.put(child)

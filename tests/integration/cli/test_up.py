@@ -134,6 +134,24 @@ def test_a_service_that_dies_ends_the_waiting_with_its_last_words(tmp_path: Path
     assert died.value.last_lines[-1] == "cannot go on: the disk is full"
 
 
+def test_a_service_that_dies_before_its_child_is_noticed(tmp_path: Path, supervisor: Supervisor) -> None:
+    with pytest.raises(ServiceDied) as died:
+        supervisor.start(plan(tmp_path, "one", "--child=60"), 10.0)
+    os.kill(int(died.value.last_lines[-1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_services_write_any_text_in_any_locale(
+    tmp_path: Path, supervisor: Supervisor, lines: Lines, forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    if not forks:
+        monkeypatch.setattr(os, "pidfd_open", missing, raising=False)
+    supervisor.start(plan(tmp_path, "one", "--say=café Ā"), PATIENCE)
+    supervisor.stop(PATIENCE)
+    assert lines.lines == [("one", "starting up"), ("one", "café Ā")]
+
+
 def test_a_service_that_never_gets_ready_is_given_up_whatever_address_is_left_from_before(
     tmp_path: Path, supervisor: Supervisor
 ) -> None:
@@ -186,6 +204,19 @@ def test_without_its_fork_server_a_supervisor_starts_nothing(tmp_path: Path, sup
 def test_a_service_gets_more_flags_than_a_socket_holds(tmp_path: Path, supervisor: Supervisor) -> None:
     many = [f"--flag{number}={'x' * 1000}" for number in range(1000)]
     assert supervisor.start(plan(tmp_path, "one", *many), PATIENCE) == "127.0.0.1:1"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each service has a new interpreter")
+def test_lines_of_the_imports_are_shown_as_those_of_kolm_up(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "noisy.py").write_text("import sys\nprint('a warning', file=sys.stderr)\nraise ValueError('broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    supervisor = Supervisor(lines, shared=("noisy",))
+    with pytest.raises(ServiceDied) as died:
+        supervisor.launch(plan(tmp_path, "one"))
+    assert (lines.lines[0], died.value.last_line) == (("kolm", "a warning"), "ValueError: broken")
+    supervisor.stop(PATIENCE)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each service has a new interpreter")

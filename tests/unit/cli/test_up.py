@@ -1,13 +1,19 @@
 """Flags of `kolm up`, and the services that it plans."""
 
+import gc
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from services.auditor.settings import AuditorSettings
+from services.cli.up import fork_server
 from services.cli.up.local_services import Addresses, LocalServices, bring_up
 from services.cli.up.supervisor import Plan, Supervisor
 from services.cli.up.up import UpReporter
@@ -40,7 +46,13 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[LocalServices]:
 
 @pytest.mark.parametrize(
     ("toml", "variables", "seconds"),
-    [("", {}, 30), ("60", {}, 130), ('"soon"', {"KOLM_LEDGER_GRACE_SECONDS": "20"}, 50)],
+    [
+        ("", {}, 30),
+        ("60", {}, 130),
+        ('"soon"', {"KOLM_LEDGER_GRACE_SECONDS": "20"}, 50),
+        ("", {"KOLM_LEDGER_GRACE_SECONDS": "inf", "KOLM_AUDITOR_GRACE_SECONDS": "nan"}, 7210),
+        ("", {"POD_GRACE_SECONDS": "1e7"}, 30),
+    ],
 )
 def test_services_are_not_killed_within_their_grace_periods(
     toml: str, variables: dict[str, str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +165,28 @@ def test_what_a_toml_file_may_not_say_is_named_with_its_line(
     (tmp_path / "kolm.toml").write_text(text)
     done = kolm("up", *FREE, "--model", "base", "--config", "kolm.toml")
     assert (done.code, ran, place in done.err) == (2, [], True)
+
+
+@pytest.mark.parametrize("name", ["KOLM_LEDGER_TLS_CERT", "kolm_http_tls_client_ca", "KOLM_AUDITOR_TLS_CA"])
+def test_a_variable_that_gives_one_service_tls_is_refused(
+    ran: list[LocalServices], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(tmp_path, "base")
+    monkeypatch.setenv(name, "")
+    assert kolm("up", *FREE, "--model", "base").code == 0
+    monkeypatch.setenv(name, "file.pem")
+    done = kolm("up", *FREE, "--model", "base")
+    assert (done.code, len(ran), name in done.err) == (2, 1, True)
+
+
+@pytest.mark.parametrize("model", [("--model", "none"), ("none",)])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_model_is_refused_before_another_engine(
+    ran: list[LocalServices], model: tuple[str, ...], is_first: bool
+) -> None:
+    engine = ("--engine", "vllm", "--plain-url", "http://127.0.0.1:8000")
+    done = kolm("up", *FREE, *(*model, *engine) if is_first else (*engine, *model))
+    assert (done.code, ran, "--weights" in done.err) == (2, [], True)
 
 
 @pytest.mark.parametrize(
@@ -270,6 +304,25 @@ def test_pages_of_a_server_on_every_address_are_printed_where_this_machine_calls
     reporter.ready(addresses, services, 1.0, as_json=False)
     printed = re.findall(r"http://([^/]*)/", capsys.readouterr().err)
     assert printed == ["127.0.0.1:50057", "[::1]:50056"]
+
+
+def test_lines_of_services_are_whole_whichever_threads_print_them(capfd: pytest.CaptureFixture[str]) -> None:
+    reporter, lines = UpReporter("json"), [f'{{"line": "{number}"}}' for number in range(500)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(partial(reporter.line, "ledger"), lines))
+    assert sorted(capfd.readouterr().err.splitlines()) == sorted(lines)
+
+
+def test_a_line_that_no_terminal_can_show_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    UpReporter("text").line("ledger", f"\x1b[{'9' * 5000}mlistening")
+    assert "mlistening" in capsys.readouterr().err
+
+
+def test_a_process_without_transformers_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", None)
+    monkeypatch.setattr(gc, "freeze", Mock())
+    fork_server._import_once(["services.runtime.usage"])
 
 
 def test_before_another_engine_the_front_is_within_the_generation_service(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -31,7 +32,9 @@ from services.cli.up.up_options import (
     ListenOptions,
     OtherEngineOptions,
     ServedOptions,
+    refuse_tls_variables,
 )
+from services.runtime import usage
 
 if TYPE_CHECKING:
     from services.cli.trust import TrustedKey
@@ -39,8 +42,8 @@ if TYPE_CHECKING:
     from services.runtime.settings import LogFormat
 
 
-_GRACE_SECONDS, _MORE_SECONDS = 10.0, 10.0
-"""The usual grace period of running calls, and the time for last words and the outbox."""
+_GRACE_SECONDS, _LONGEST_GRACE_SECONDS, _MORE_SECONDS = 10.0, 3600.0, 10.0
+"""The usual and the longest grace period of running calls, and the time for last words and the outbox."""
 
 
 _COLOURS = {
@@ -135,6 +138,7 @@ def up(
     configuration = None if every.config is None else Configuration.read(every.config)
     if configuration is not None:
         configuration.refuse_what_up_sets(services.plans())
+    refuse_tls_variables(services.plans())
     listen.check_ports(metrics)
     if not engine:
         served.check_parts(found)
@@ -149,11 +153,12 @@ def _stop_seconds(configuration: Configuration | None) -> float:
     """
     tables = () if configuration is None else configuration.tables.values()
     given: list[object] = [table.values.get("grace_seconds") for table in tables]
-    given += [value for name, value in os.environ.items() if name.endswith("_GRACE_SECONDS")]
+    own = {f"KOLM_{service.upper()}_GRACE_SECONDS" for service in usage.SERVICES}
+    given += [value for name, value in os.environ.items() if name.upper() in own]
     longest = _GRACE_SECONDS
     for value in given:
         with suppress(ValueError):  # the service reports it
-            longest = max(longest, float(str(value)))
+            longest = max(longest, min(float(str(value)), _LONGEST_GRACE_SECONDS))
     return 2 * longest + _MORE_SECONDS
 
 
@@ -217,20 +222,28 @@ class UpReporter:
     def __init__(self, form: LogFormat) -> None:
         self._json = form == "json"
         self._console = stderr_console()
+        self._printing = threading.Lock()
 
     def line(self, service: str, line: str) -> None:
         """Print a line of a service, from any thread; JSON unchanged. A closed terminal or pipe stops no service."""
+        with suppress(OSError), self._printing:
+            if not self._json:
+                self._print_styled(service, line)
+                return
+            if not (line.startswith("{") and line.endswith("}")):
+                record = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
+                line = json.dumps(record, ensure_ascii=False)
+            print(line, file=sys.stderr, flush=True)
+
+    def _print_styled(self, service: str, line: str) -> None:
         from rich.text import Text
 
-        with suppress(OSError):
-            if not self._json:
-                prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
-                self._console.print(prefix + Text.from_ansi(line), soft_wrap=True)
-            elif line.startswith("{") and line.endswith("}"):
-                print(line, file=sys.stderr, flush=True)
-            else:
-                record = {"time": datetime.now(UTC).isoformat(), "level": "INFO", "service": service, "message": line}
-                print(json.dumps(record, ensure_ascii=False), file=sys.stderr, flush=True)
+        try:
+            text = Text.from_ansi(line)
+        except ValueError:  # an escape sequence with a number of thousands of digits
+            text = Text(line)
+        prefix = Text(f"{service:>10} │ ", style=_COLOURS.get(service, "bold"))
+        self._console.print(prefix + text, soft_wrap=True)
 
     def log_line(self, line: str) -> None:
         """Print a line of `kolm up` itself."""

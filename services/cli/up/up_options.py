@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,11 +131,14 @@ LISTEN = ListenOptions()
 
 def _one_model(context: typer.Context, param: typer.CallbackParam, named: Path | None) -> Path | None:
     """The model of the argument without a flag, if there is one."""
-    if context.params.get("engine") is not None:  # which has a model of its own
-        return named
     bare: Path | None = context.params.get("bare")
     source = context.get_parameter_source(param.name or "")
-    if bare is not None and source is not None and source.name == "COMMANDLINE":
+    has_flag = source is not None and source.name == "COMMANDLINE"
+    if (engine := context.params.get("engine")) is not None:  # which has a model of its own
+        if has_flag or bare is not None:
+            raise UsageError(f"--model: is for kolm's own engine; --weights names the model that {engine} serves")
+        return named
+    if has_flag and bare is not None:
         raise UsageError(f"--model: {bare} is named already; name one model")
     return pulled_model(context, param, bare or named)
 
@@ -306,7 +310,7 @@ class OtherEngineOptions:
 
     engine: Annotated[
         Literal["vllm", "sglang", "llama-server"] | None,
-        Option(help="A running engine that computes in place of kolm's own."),
+        Option(is_eager=True, help="A running engine that computes in place of kolm's own."),  # before --model
     ] = None
     plain_url: Annotated[
         str | None,
@@ -402,6 +406,14 @@ class Configuration:
                     instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else None
                     hint = "it is read from [generation]" if name in _SHARED else instead
                     raise UsageError(f"{table.place(name)}: `kolm up` sets this itself", hint)
+
+
+def refuse_tls_variables(plans: Iterable[Plan]) -> None:
+    """Raises UsageError for a variable with which a service would have TLS; the others call it without."""
+    prefixes = tuple(f"KOLM_{plan.name.upper()}_TLS_" for plan in plans)
+    for name, value in os.environ.items():
+        if value and name.upper().startswith(prefixes):
+            raise UsageError(f"{name}: `kolm up` has no TLS", "unset it; `kolm serve` has TLS")
 
 
 def _settings() -> dict[str, type[ServerSettings]]:

@@ -28,7 +28,7 @@ from ledger.tree.tlog_proof import TlogProof
 from services.cli.frame.exits import UsageError, VerificationFailed
 from services.cli.frame.output import verifying_entries
 from services.cli.frame.values import read_text
-from services.cli.verify.sources import ModelTextReader, TrustSources, beginning, claimed_trust, own_trust
+from services.cli.verify.sources import ModelTextReader, TrustSources, beginning, own_trust
 from services.cli.verify.tile_sources import opened_log
 
 _KEYS_HINT = (
@@ -47,18 +47,16 @@ def check_bundle(place: str, sources: TrustSources, workers: int = 0, state: Pat
 
     Raises NotFound, FormatError for an archive that cannot be read, UsageError, Unreachable, StoreError.
     """
-    if state is not None and (sources.as_claimed or sources.promises):
-        raise UsageError(
-            "--state: cannot be combined with --as-claimed, nor with --promise, which needs earlier entries"
-        )
-    trust = None if sources.as_claimed else own_trust(sources)
+    if state is not None and sources.promises:
+        raise UsageError("--state: cannot be combined with --promise, which needs earlier entries")
+    trust = own_trust(sources)
     with closing(SeenOnDisk(state)) as seen, ExitStack() as opened:
-        before = None if trust is None else VerifiedLog.read(seen, trust.keys)
+        before = VerifiedLog.read(seen, trust.keys)
         with verifying_entries(verb="fetching") as fetching:
             bundle = opened.enter_context(opened_log(place, 0 if before is None else before.size, fetching))
         with verifying_entries(_claimed_entries(bundle)) as advance:
             check_files = _counted(Processes(workers).map, advance)
-            return verify_bundle(bundle, trust or claimed_trust(sources, bundle), check_files, seen)
+            return verify_bundle(bundle, trust, check_files, seen)
 
 
 def _claimed_entries(bundle: BundleFiles) -> int | None:
@@ -75,8 +73,6 @@ def check_proof(proof: TlogProof, sources: TrustSources, history: Path | None = 
 
     Raises LedgerError for a failed check, UsageError, VerificationFailed.
     """
-    if sources.as_claimed:
-        raise UsageError("--as-claimed: a proof file holds no keys")
     trust = own_trust(sources)
     evidence = None if history is None else _history(history, trust)
     with _hinted(history):
@@ -88,8 +84,6 @@ def check_proof(proof: TlogProof, sources: TrustSources, history: Path | None = 
 
 def check_statement(data: bytes, sources: TrustSources, history: Path | None = None) -> ProvenStatement:
     """Check a SCITT statement. Raises LedgerError for a failed check, UsageError, VerificationFailed."""
-    if sources.as_claimed:
-        raise UsageError("--as-claimed: a statement holds no keys")
     trust = own_trust(sources)
     with _hinted(history):
         return prove_statement(data, trust, None if history is None else _history(history, trust))

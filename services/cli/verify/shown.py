@@ -18,12 +18,10 @@ if TYPE_CHECKING:
 _DIGITS = re.compile(r"\b([0-9a-f]{16})[0-9a-f]{48}\b")
 """A digest, of which a line of 80 columns shows the beginning; --json has all of it."""
 
-_CLAIMED = "keys and policy are the bundle's own: this shows that it is consistent, not who made it"
-
 _KEEPS = "keeps the promise of {promised_at} of {choices} receipts for request {request_id}"
 
 
-def report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]:
+def report_document(report: BundleReport) -> dict[str, Any]:
     """The report's document. `cosigned` has POSIX seconds by witness; `promises` are the verifier's own, each as from
     `kolm receipts promised`. `as_of` is the time for which owed replays were counted; enough witnesses have had the
     checkpoint since `vouched_at`. `scope` is the extent of a green result: the part of the log, the audits and their
@@ -40,7 +38,6 @@ def report_document(report: BundleReport, *, as_claimed: bool) -> dict[str, Any]
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
     counted = ("verified_before", "cosigned", "kinds", "outcomes", "independent")
     return members(report, "ok", "problem", *counted) | {
-        "trust": "claimed" if as_claimed else "own",
         "origin": checkpoint and checkpoint.origin,
         "size": checkpoint and checkpoint.size,
         "root": checkpoint and checkpoint.root.hex(),
@@ -129,7 +126,6 @@ def report_view(report: dict[str, Any]) -> View:
     def detail(check: dict[str, Any]) -> Line:
         return Styled(_DIGITS.sub(r"\1…", check["detail"]), "red" if check["passed"] is False else "dim")
 
-    claimed = [_CLAIMED] if report["trust"] == "claimed" else []
     return [
         table(
             report["checks"],
@@ -138,7 +134,7 @@ def report_view(report: dict[str, Any]) -> View:
             Column("check", "title"),
             Column("", detail),
         ),
-        *(Styled(note, "yellow") for note in (*claimed, *report["remarks"])),
+        *(Styled(note, "yellow") for note in report["remarks"]),
         Styled(f"verified: {'; '.join(report['scope'])}", "green")
         if report["ok"]
         else Styled(f"not verified: {report['problem']}", "bold red"),

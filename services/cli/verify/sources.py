@@ -1,6 +1,4 @@
-"""Trusted keys, policy and checkpoints of a verifier, from the command line. A bundle's own keys count only with
---as-claimed.
-"""
+"""Trusted keys, policy and checkpoints of a verifier, from the command line. A bundle's own keys never count."""
 
 from __future__ import annotations
 
@@ -10,17 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ledger.bundle import layout
-from ledger.bundle.layout import BundleFiles
 from ledger.bundle.proven import is_statement
 from ledger.bundle.report import Trust
 from ledger.documents.content import Turn
 from ledger.documents.promise import read_promise
 from ledger.errors import FormatError, ProofError
-from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
@@ -49,7 +44,6 @@ class TrustSources:
     by_log_clock: bool = False
     max_unreplayable: int = 0
     max_age: timedelta | None = None
-    as_claimed: bool = False
     model: Path | None = None
     promises: tuple[Path, ...] = ()
 
@@ -84,7 +78,7 @@ def own_trust(sources: TrustSources) -> Trust:
     if not sources.trusted.is_dir():
         raise UsageError(
             f"no trusted keys: {sources.trusted} is not a directory",
-            "name one with --trusted; --as-claimed takes the bundle's own keys, which shows only that it is consistent",
+            "kolm trust add FILE, or name a folder of public keys with --trusted",
         )
     keys, policy = TrustedKeys.load(sources.trusted, retired=True), _own_policy(sources)
     if policy is None and not keys.keys("log"):
@@ -93,18 +87,6 @@ def own_trust(sources: TrustSources) -> Trust:
             "kolm trust add FILE, or name the folder with --trusted",
         )
     return _trust(sources, keys, policy)
-
-
-def claimed_trust(sources: TrustSources, bundle: BundleFiles) -> Trust:
-    """The keys and the policy that came with the bundle. Raises FormatError, UsageError."""
-    keys: dict[str, list[PublicKey]] = {role: [] for role in ROLES}
-    paths = bundle.paths()
-    for path in paths:
-        role = PurePosixPath(path).stem.split("-", 1)[0]
-        if path.startswith("keys/") and role in keys:
-            keys[role].append(PublicKey.from_pem(bundle.read(path)))
-    policy = Policy.from_bytes(bundle.read(layout.POLICY)) if layout.POLICY in paths else None
-    return _trust(sources, TrustedKeys({role: tuple(found) for role, found in keys.items()}), policy)
 
 
 def _own_policy(sources: TrustSources) -> Policy | None:

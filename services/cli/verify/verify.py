@@ -47,9 +47,6 @@ class VerifyOptions:
         str | None,
         Option(metavar="DURATION", help="Refuse a checkpoint that witnesses cosigned longer ago, for example 24h."),
     ] = None
-    as_claimed: Annotated[
-        bool, Option("--as-claimed", help="Use the bundle's own keys, which shows only that it is consistent.")
-    ] = False
     history: Annotated[
         Path | None, Option("--history", help="For a proof: a bundle of the log with its rotations of keys.")
     ] = None
@@ -84,7 +81,6 @@ class VerifyOptions:
             by_log_clock=self.as_of == "log",
             max_unreplayable=self.max_unreplayable,
             max_age=None if self.max_age is None else age("--max-age", self.max_age),
-            as_claimed=self.as_claimed,
             model=self.model,
             promises=tuple(self.promise or ()),
         )
@@ -216,5 +212,5 @@ def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
 def _bundle(place: str, sources: TrustSources, state: Path | None) -> _Checked:
     from services.cli.verify.checks import check_bundle
 
-    report, claimed = check_bundle(place, sources, state=state), sources.as_claimed
-    return _Checked(report.ok, shown.report_document(report, as_claimed=claimed), shown.report_view)
+    report = check_bundle(place, sources, state=state)
+    return _Checked(report.ok, shown.report_document(report), shown.report_view)

@@ -147,8 +147,6 @@ def test_trust_is_named_on_the_command_line() -> None:
     one = VECTORS / "bundles/cosigned_by_one.tar.gz"
     assert vector(one, "--trusted", keys, *one_unreplayable).code == 0
     assert vector(one, "--trusted", keys, "--policy", policy).code == 3
-    claimed = vector(good, "--as-claimed", "--json", *one_unreplayable)
-    assert (claimed.code, claimed.document["trust"]) == (0, "claimed")
     for wrong in (
         *(("--policy", keys / "log.pub"), ("--policy", "nothing")),
         *(("--as-of", "soon"), ("--as-of", "0001-01-01T00:00:00+23:00"), ("--checkpoint", keys / "log.pub")),
@@ -409,8 +407,6 @@ NAMES = {"proof": "p.tlog-proof", "SCITT": "s.cose", "answer": "a.json"}
         (None, ("--prompt", NO_KEY), 2),
         ("proof", ("--output", NO_KEY), 2),
         (None, ("--history", BUNDLE), 2),
-        ("proof", ("--as-claimed",), 2),
-        ("SCITT", ("--as-claimed",), 2),
         ("SCITT", ("--promise", "p"), 2),
         ("answer", (), 2),
         (None, ("--promise", NO_KEY), 2),

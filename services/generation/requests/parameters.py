@@ -18,6 +18,7 @@ from ledger.encoding.document import Seed
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
 from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
+from services.generation.engine.text.grammar import MAX_CHOICES as MAX_TEXTS
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
 MAX_CHOICES = 16
@@ -34,18 +35,18 @@ _FIELD = "sampling.structured_outputs"
 
 
 def read_sampling(message: sampling_pb2.SamplingParams, room: int) -> SamplingParams:
-    """The engine's parameters with defaults filled in. The lengths of `stop_token_ids` and `logit_bias` are
-    checked here, all other ranges by the engine.
+    """The engine's parameters with defaults filled in. The lengths of `stop_token_ids`, `logit_bias` and `choice` are
+    checked here, before they are read, all other ranges by the engine.
 
     `room`: tokens of the context that are left for output. max_tokens is 128 by default, or `room` if that is less. A
     missing seed is drawn, unless nothing is random.
     """
+    _check_lists(message)
     given = {
         field.name: _read_field(message, field.name)
         for field in fields(SamplingParams)
         if _is_given(message, field.name)
     }
-    _check_lists(message)
     given.setdefault("max_tokens", max(1, min(SamplingParams().max_tokens, room)))
     if given.get("temperature", 0.0) != 0.0:
         given.setdefault("seed", secrets.randbits(_SEED_BITS))
@@ -109,6 +110,9 @@ def _check_lists(message: sampling_pb2.SamplingParams) -> None:
     for name, most in (("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_BIASES)):
         if len(getattr(message, name)) > most:
             raise InvalidArgument(f"sampling.{name}", f"has {len(getattr(message, name))} entries, at most {most}")
+    texts = message.structured_outputs.choice.texts
+    if len(texts) > MAX_TEXTS:
+        raise InvalidArgument(f"{_FIELD}.choice", f"has {len(texts)} texts; expected 1 to {MAX_TEXTS}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,11 @@ import struct
 import time
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -85,7 +87,8 @@ class Journal:
         self._waiting: list[tuple[list[Record], asyncio.Future[None] | None]] = []
         self._writer: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._writing = Lock()  # a thread may outlive the task that waits for it
+        self._thread = ThreadPoolExecutor(1, "journal")  # work for callers must not delay a promise
+        self._writing = Lock()  # the thread may outlive the task that waits for it
         # Used by the writing thread alone, from here on.
         self._file: int | None = None
         self._end, self._torn = 0, False
@@ -162,6 +165,7 @@ class Journal:
             await self.written()
         if self._timer is not None:
             self._timer.cancel()
+        self._thread.shutdown(wait=False)
 
     def _put(self, records: list[Record], done: asyncio.Future[None] | None) -> None:
         self._waiting.append((records, done))
@@ -176,7 +180,8 @@ class Journal:
                 fault: Exception | None = None
                 try:
                     records = [record for records, _ in group for record in records]
-                    await asyncio.to_thread(self._write, records, sync=bool(waiting))
+                    write = partial(self._write, records, sync=bool(waiting))
+                    await asyncio.get_running_loop().run_in_executor(self._thread, write)
                 except Exception as error:  # raised in every waiting caller
                     fault = error
                 for done in waiting:

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,19 @@ async def test_records_that_come_while_the_disk_is_busy_share_one_fsync(
     await asyncio.gather(*(journal.keep(WAITING, {f"r{n}": append(f"{n}")}) for n in range(50)))
     assert len(synced) <= 2
     assert len(left_in(folder)) == 50
+
+
+async def test_other_threads_of_the_event_loop_do_not_delay_a_promise(folder: Path) -> None:
+    journal, door, loop = opened(folder), threading.Event(), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    other = asyncio.create_task(asyncio.to_thread(door.wait))
+    try:
+        async with asyncio.timeout(10):
+            await journal.keep(PROMISED, {"one": append("1")})
+    finally:
+        door.set()
+    await other
+    assert left_in(folder) == [("one", b"1")]
 
 
 async def test_what_the_disk_does_not_take_is_not_kept_and_the_next_one_is(

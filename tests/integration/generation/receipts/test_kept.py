@@ -110,7 +110,8 @@ async def until_killed(
     """Requests in batches that run together, until the process is killed: adds those with a promise, and those whose
     callers have a receipt. Raises OSError if it does not start.
     """
-    box = Outbox(Journal(folder), log.append_all, 1000, 0.001)
+    kept = Journal(folder)
+    box = Outbox(kept, log.append_all, 1000, 0.001)
     await box.recover()
     sending = asyncio.ensure_future(box.drain())
 
@@ -132,6 +133,7 @@ async def until_killed(
         await asyncio.gather(*(request(f"{life}.{number}.{each}") for each in range(size)))
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
+    kept._thread.shutdown()  # which dies with its process
 
 
 async def after_restart(folder: Path, log: Log) -> None:

@@ -139,12 +139,12 @@ class GenerationServicer(GenerationServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         with engine_errors("prompt"):
-            ids = await self._resolver.tokenize(request)
+            ids = await self._resolver.tokenize(request, tenant_of_call(""))
         return pb.TokenizeResponse(token_ids=ids, context_length=self.identity.context_length)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         with engine_errors("token_ids"):
-            text = await self._resolver.detokenize(request)
+            text = await self._resolver.detokenize(request, tenant_of_call(""))
         return pb.DetokenizeResponse(text=text)
 
 

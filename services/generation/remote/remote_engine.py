@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ledger.documents.receipt import ENGINE
@@ -26,6 +27,7 @@ from services.generation.engine.events import (
     TokenLogprobs,
 )
 from services.generation.engine.request import EngineError, EngineFull, EngineRequest, EngineStopped, SpeculationAway
+from services.generation.engine.text.tenant_threads import REMOTE_THREADS, TenantThreads
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.remote.answer import Answer, UpstreamError, checked_logprobs, stop_of
 from services.generation.remote.dialects import Dialect, checked, numbers_of, read_event
@@ -146,6 +148,7 @@ class RemoteEngine:
         self._adapters, self._most, self._confirmed, self._clock = adapters, most, confirmed, clock
         self._vocabulary, self._ends, self._reuse = vocabulary, ends, reuse
         self._open: dict[_Sequence, asyncio.Task[None]] = {}
+        self._threads = TenantThreads(REMOTE_THREADS)
         self.alive, self.totals = True, Counts()
         self.broke_off: Callable[[str], None] = lambda method: None  # called if an upstream is down or broke off
 
@@ -340,7 +343,8 @@ class RemoteEngine:
         if sequence.spelling is not None:
             return sequence.spelling.end(stop, by_token=by_token)
         ids = sequence.answer.ids
-        spelled = await asyncio.to_thread(self._text.decode, ids[:-1] if by_token else ids)
+        spell = partial(self._text.decode, ids[:-1] if by_token else ids)
+        spelled = await self._threads.run(spell, sequence.request.tenant or "")
         return missing(spelled, sequence.answer.text, stop)
 
     def _ends_outputs(self, ids: Sequence[int], request: EngineRequest) -> bool:

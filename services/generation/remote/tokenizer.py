@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
@@ -112,7 +113,10 @@ class RemoteTokenizer:
         looking = {found: text.path for text in reversed(texts) for found in _MARK.findall(text.content)}
         if len(looking) > _MOST_ASKED:
             raise ValueError(f"they contain {len(looking)} texts like markup, at most {_MOST_ASKED} are taken")
+        until = time.monotonic() + _SECONDS
         for found, path in looking.items():
+            if time.monotonic() > until:
+                raise _stopped(f"takes longer than {_SECONDS:g} s for {len(looking)} texts like markup")
             if self._is_token(found):
                 raise MarkupInText(path, found, "the engine that renders it cannot encode it as text")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.documents.content import SentCall, SentTool, Turn, continued_turns, sent_infill, sent_tools, sent_turn
@@ -17,6 +17,7 @@ from services.generation.engine.request import StructuredOutputs
 from services.generation.engine.text.conversation import MarkupInText
 from services.generation.engine.text.grammar import lark_rule
 from services.generation.engine.text.json_schema import SchemaRefused, read_json, read_schema, schema_rule
+from services.generation.engine.text.tenant_threads import REMOTE_THREADS, TenantThreads
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.runtime.errors import InvalidArgument
@@ -32,7 +33,9 @@ _PIECE = re.compile(r'"[^"]*"|[{}\[\]]|[,:] ?')
 """A piece of JSON, as in grammars of schemas: a longer literal would exclude an alternative with the same beginning."""
 _LONGEST_TOKEN_BYTES = 256  # longest token of any tokenizer in use; a longer text than this for each token cannot fit
 _MOST_IDS = 1 << 20  # in one call of Detokenize
-_INLINE_BYTES = 4096  # shorter texts are tokenized on the event loop, in well under a millisecond
+_INLINE_BYTES = 4096  # shorter texts are read on the event loop, in well under a millisecond
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class Tools:
         """Schemas that have to compile, as JSON, with their field paths."""
         for place, tool in enumerate(self.shown):
             if self._keeps(tool):
-                yield f"messages.tools[{place}].parameters", tool.parameters if _schema(tool) else json.dumps(_ANY)
+                given = tool.parameters.strip() not in ("", "null")
+                yield f"messages.tools[{place}].parameters", tool.parameters if given else json.dumps(_ANY)
 
     def grammar(
         self,
@@ -105,7 +109,7 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
     names: set[str] = set()
     for place, tool in enumerate(messages.tools):
         _check(tool, f"messages.tools[{place}]", names)
-    choice, allowed = messages.tool_choice, list(messages.allowed_tools)
+    choice, allowed = messages.tool_choice, dict.fromkeys(messages.allowed_tools)
     if choice not in pb.ToolChoice.values():
         raise InvalidArgument("messages.tool_choice", f"is {choice}; expected AUTO, NONE or REQUIRED")
     if unknown := next((name for name in allowed if name not in names), None):
@@ -295,9 +299,11 @@ class PromptReader:
         self.tokenizer = tokenizer
         self._context_length = context_length
         self._max_bytes = max_bytes
+        self.threads = TenantThreads(REMOTE_THREADS if tokenizer.is_remote else min(32, (os.cpu_count() or 1) + 4))
 
     async def read(self, request: pb.GenerateRequest) -> Prompt:
         """Raises InvalidArgument naming prompt, messages or token_ids."""
+        tenant = request.tenant
         kind = request.WhichOneof("input")
         if request.suffix and kind not in ("prompt", None):
             raise InvalidArgument("suffix", f"cannot be combined with {kind}; send the text before it as prompt")
@@ -305,101 +311,112 @@ class PromptReader:
             self._check_fits("token_ids", request.token_ids.ids)  # before they are copied
             return Prompt("token_ids", tuple(request.token_ids.ids))
         if kind == "messages":
-            prompt = await self._chat(request.messages)
+            prompt = await self._chat(request.messages, tenant)
             self._check_fits("messages", prompt.token_ids)
             return prompt
         if request.suffix:
-            return await self._infill(request.prompt, request.suffix)
+            return await self._infill(request.prompt, request.suffix, tenant)
         if kind == "prompt" and request.prompt:
-            ids = await self._encoded("prompt", [request.prompt], lambda: self.tokenizer.encode(request.prompt))
+            ids = await self._encoded("prompt", request.prompt, self.tokenizer.encode, tenant)
             self._check_fits("prompt", ids)
             return Prompt("prompt", ids, request.prompt)
         raise InvalidArgument("prompt", "is empty; expected text, messages or token_ids")
 
-    async def tokens(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
+    async def tokens(self, request: pb.TokenizeRequest, tenant: str) -> tuple[int, ...]:
         """Token ids of any number. Raises InvalidArgument naming prompt or messages."""
         kind = request.WhichOneof("input")
         if kind == "messages":
-            return (await self._chat(request.messages)).token_ids
+            return (await self._chat(request.messages, tenant)).token_ids
         if kind is None:
             raise InvalidArgument("prompt", "is missing; expected text or messages")
         plain = request.HasField("add_special_tokens") and not request.add_special_tokens
         encode = self.tokenizer.encode_output if plain else self.tokenizer.encode
-        return await self._encoded("prompt", [request.prompt], lambda: encode(request.prompt))
+        return await self._encoded("prompt", request.prompt, encode, tenant)
 
-    async def text(self, token_ids: Sequence[int], vocab_size: int) -> str:
+    async def text(self, token_ids: Sequence[int], vocab_size: int, tenant: str) -> str:
         """The text with special tokens. Raises InvalidArgument for invalid ids, or too many."""
         if len(token_ids) > _MOST_IDS:
             raise InvalidArgument("token_ids", f"has {len(token_ids)} entries, at most {_MOST_IDS} are taken")
         if (largest := max(token_ids, default=0)) >= vocab_size:
             raise InvalidArgument("token_ids", f"holds {largest}; expected whole numbers from 0 to {vocab_size - 1}")
         try:
-            return await asyncio.to_thread(self.tokenizer.decode_all, token_ids)
+            return await self.threads.run(lambda: self.tokenizer.decode_all(token_ids), tenant)
         except ValueError as error:
             raise InvalidArgument("token_ids", str(error)) from error
 
-    async def prediction(self, text: str, vocab_size: int) -> tuple[int, ...]:
+    async def prediction(self, text: str, vocab_size: int, tenant: str) -> tuple[int, ...]:
         """Token ids of the expected output, without tokens that the model cannot write: a tokenizer may have more than
         the model's vocabulary. Raises InvalidArgument naming it if it is longer than a context.
         """
-        ids = await self._encoded("prediction", [text], lambda: self.tokenizer.encode_output(text)) if text else ()
+        ids = await self._encoded("prediction", text, self.tokenizer.encode_output, tenant) if text else ()
         if len(ids) > self._context_length:
             raise InvalidArgument(
                 "prediction", f"has {len(ids)} tokens, expected at most the {self._context_length} of a context"
             )
         return tuple(token for token in ids if token < vocab_size)
 
-    async def _chat(self, chat: pb.ChatMessages) -> Prompt:
+    async def _chat(self, chat: pb.ChatMessages, tenant: str) -> Prompt:
         messages = chat.messages
         if not messages:
             raise InvalidArgument("messages", "is empty; expected at least one message")
         if not self.tokenizer.has_chat_template:
             raise InvalidArgument("messages", "this model has no chat template; send prompt or token_ids")
-        if len(messages) > self._context_length:
-            raise self._too_long("messages", f"{len(messages)} messages")
+        parts = len(messages) + sum(len(each.tool_calls) for each in messages)
+        if parts > self._context_length:
+            raise self._too_long("messages", f"{parts} messages and calls")
         if chat.continue_final_message:
             _check_continued(messages[-1])
+
+        def texts() -> list[str]:
+            return [text for turn in sent_turns(chat) for text in turn.values()]
+
+        return await self._read("messages", chat.ByteSize(), partial(self._rendered, chat), tenant, texts)
+
+    def _rendered(self, chat: pb.ChatMessages) -> Prompt:
+        """The prompt of a conversation. Raises InvalidArgument; ValueError as `encode_chat`."""
         tools, sent = read_tools(chat), sent_turns(chat)
-        turns, described = chat_turns(messages), tools.described() if tools else []
-        texts = [text for turn in sent for text in turn.values()]
+        turns, described = chat_turns(chat.messages), tools.described() if tools else []
         try:
-            ids = await self._encoded(
-                "messages",
-                texts,
-                lambda: self.tokenizer.encode_chat(turns, described, continued=chat.continue_final_message),
-                as_text=True,
-            )
+            ids = self.tokenizer.encode_chat(turns, described, continued=chat.continue_final_message)
         except MarkupInText as error:
             raise InvalidArgument(_path(error.path, chat, tools), str(error)) from error
-        return Prompt("messages", ids, canonical(sent).decode(), tools, in_turns=True)
+        return Prompt("messages", tuple(ids), canonical(sent).decode(), tools, in_turns=True)
 
-    async def _infill(self, prefix: str, suffix: str) -> Prompt:
+    async def _infill(self, prefix: str, suffix: str, tenant: str) -> Prompt:
         if (marks := self.tokenizer.infill) is None:
             why = "this model's tokenizer has no marks for filling in the middle, or they are not known; leave it out"
             raise InvalidArgument("suffix", why)
-        encode = partial(self.tokenizer.encode_infill, prefix, suffix)
-        ids = await self._encoded("prompt", [prefix, suffix], encode, as_text=True)
+        encode, size = (
+            partial(self.tokenizer.encode_infill, prefix, suffix),
+            len(prefix.encode()) + len(suffix.encode()),
+        )
+        ids = tuple(await self._read("prompt", size, encode, tenant, lambda: [prefix, suffix]))
         self._check_fits("prompt", ids)
         sent = canonical(sent_infill(prefix, suffix)).decode()
         return Prompt("prompt", ids, sent, in_turns=True, ends=marks.ends)
 
-    async def _encoded(
-        self, field: str, texts: list[str], encode: Callable[[], list[int]], *, as_text: bool = False
-    ) -> tuple[int, ...]:
-        """Encode on a thread if it may take long. `as_text`: markup in the texts is encoded as text. Raises
-        InvalidArgument, MarkupInText.
+    async def _encoded(self, field: str, text: str, encode: Callable[[str], list[int]], tenant: str) -> tuple[int, ...]:
+        return tuple(await self._read(field, len(text.encode()), partial(encode, text), tenant))
+
+    async def _read(
+        self,
+        field: str,
+        size: int,
+        read: Callable[[], _Made],
+        tenant: str,
+        as_text: Callable[[], list[str]] = list,
+    ) -> _Made:
+        """Read input of `size` bytes, on a thread if that may take long; nothing of input that is too long is read.
+        `as_text`: returns the texts in which markup is encoded as text. Raises InvalidArgument.
         """
-        size = sum(len(text.encode()) for text in texts)
         if size > self._max_bytes:
             raise InvalidArgument(field, f"measures {size} bytes, at most {self._max_bytes} are taken")
         if size > _LONGEST_TOKEN_BYTES * self._context_length:
             raise self._too_long(field, f"{size} bytes")
         near = size <= _INLINE_BYTES and not self.tokenizer.is_remote
-        near = near and not (as_text and self.tokenizer.may_spell_markup(texts))
+        near = near and not self.tokenizer.may_spell_markup(as_text())
         try:
-            return tuple(encode() if near else await asyncio.to_thread(encode))
-        except MarkupInText:
-            raise
+            return read() if near else await self.threads.run(read, tenant)
         except ValueError as error:
             raise InvalidArgument(field, str(error)) from error
 

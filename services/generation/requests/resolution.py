@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from kolm.generation.v1 import generation_pb2 as pb
@@ -27,6 +28,7 @@ from services.generation.engine.request import (
     StructuredOutputs,
 )
 from services.generation.engine.text.grammar_compiler import GrammarBudget, Grammars
+from services.generation.engine.text.tenant_threads import TenantThreads
 from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax
@@ -226,7 +228,8 @@ class Resolver:
         tools, asked, codec = prompt.tools, sampling.structured_outputs, self._prompts.tokenizer
         grammars = TenantGrammars(self._grammars, request.tenant or DEFAULT_TENANT, self._budget)
         if tools is not None and (tools.held or asked is not None):
-            sampling = replace(sampling, structured_outputs=await calls_held(tools, asked, codec, grammars))
+            held = await calls_held(tools, asked, codec, grammars, self._prompts.threads)
+            sampling = replace(sampling, structured_outputs=held)
         inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
         each = 1 + (speculation.method != "off") + inline  # a choice, its drafts, its comparison
         grammar = await grammars.compiled(sampling.structured_outputs, choices * each)
@@ -250,7 +253,7 @@ class Resolver:
             halt_epoch=self._halts.epoch,
             profile_cid=self._identity.profile_cid,
             engine=self._identity.engine,
-            prediction=await self._prompts.prediction(request.prediction, self._identity.vocab_size),
+            prediction=await self._prompts.prediction(request.prediction, self._identity.vocab_size, request.tenant),
             priority=request.priority,
             deadline=deadline,
             grammar=grammar,
@@ -258,15 +261,15 @@ class Resolver:
             thoughts=codec.thoughts(prompt.token_ids) if prompt.field == "messages" else None,
         )
 
-    async def tokenize(self, request: pb.TokenizeRequest) -> tuple[int, ...]:
+    async def tokenize(self, request: pb.TokenizeRequest, tenant: str) -> tuple[int, ...]:
         """Raises InvalidArgument naming the field, NotFound for another model."""
         self._check_model(request.model)
-        return await self._prompts.tokens(request)
+        return await self._prompts.tokens(request, tenant)
 
-    async def detokenize(self, request: pb.DetokenizeRequest) -> str:
+    async def detokenize(self, request: pb.DetokenizeRequest, tenant: str) -> str:
         """Raises InvalidArgument naming the field, NotFound for another model."""
         self._check_model(request.model)
-        return await self._prompts.text(request.token_ids, self._identity.vocab_size)
+        return await self._prompts.text(request.token_ids, self._identity.vocab_size, tenant)
 
     def _context(self, adapter_cid: str | None, sampling: SamplingParams) -> PolicyContext:
         return PolicyContext(
@@ -330,7 +333,7 @@ class TenantGrammars:
 
 
 async def calls_held(
-    tools: Tools, text: StructuredOutputs | None, codec: TextCodec, grammars: TenantGrammars
+    tools: Tools, text: StructuredOutputs | None, codec: TextCodec, grammars: TenantGrammars, threads: TenantThreads
 ) -> StructuredOutputs:
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
@@ -343,7 +346,8 @@ async def calls_held(
         except InvalidArgument as error:
             raise InvalidArgument(path, _cause(error)) from error
     try:
-        written = tools.grammar(codec.tool_calls, codec.markup, codec.hidden, text)
+        write = partial(tools.grammar, codec.tool_calls, codec.markup, codec.hidden, text)
+        written = await threads.run(write, grammars.tenant)
     except ValueError as error:  # a number that a grammar cannot express, unchecked before if another engine compiles
         raise InvalidArgument("messages.tools", str(error)) from error
     source = StructuredOutputs("grammar", written)

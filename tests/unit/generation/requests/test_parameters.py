@@ -21,6 +21,7 @@ from services.generation.engine.request import (
     StructuredOutputs,
     grammar_engine,
 )
+from services.generation.engine.text.tenant_threads import TenantThreads
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
 from services.generation.remote.answer import Answer
@@ -108,6 +109,7 @@ def test_the_receipt_commits_to_the_constraint_and_names_who_decides() -> None:
         (sampling_pb2.StructuredOutputs(), "sampling.structured_outputs: set exactly one of"),
         (sampling_pb2.StructuredOutputs(json_object=False), "sampling.structured_outputs: set exactly one of"),
         (sampling_pb2.StructuredOutputs(regex="a", engine="llguidance/0.1"), "not llguidance/0.1"),
+        (sampling_pb2.StructuredOutputs(choice={"texts": ["a"] * 10_001}), "sampling.structured_outputs.choice: has"),
     ],
 )
 def test_a_constraint_that_says_nothing_or_needs_another_library_is_refused(
@@ -174,7 +176,7 @@ async def test_calls_that_another_engine_has_no_grammar_for_are_refused_as_tools
     codec = cast(TextCodec, SimpleNamespace(tool_calls=PLAIN, markup={}, hidden=()))
     grammars = TenantGrammars(PassedOn(DIALECTS["llama-server"]), "acme", None)
     with pytest.raises(InvalidArgument) as caught:
-        await calls_held(tools(required=True), None, codec, grammars)
+        await calls_held(tools(required=True), None, codec, grammars, TenantThreads(1))
     assert caught.value.field == "messages.tools"
 
 

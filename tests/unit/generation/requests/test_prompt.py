@@ -1,13 +1,18 @@
 """Prompts as tokens: which field of the request an error names."""
 
+import asyncio
 import json
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
+from services.generation.engine.text.tenant_threads import TenantThreads
 from services.generation.engine.text.tokenizer import Tokenizer
+from services.generation.requests import prompt
 from services.generation.requests.prompt import PromptReader, chat_turns
 from services.runtime.errors import InvalidArgument
 from tests.fakes.tiny_model import TEMPLATE, tiny_tokenizer
@@ -51,8 +56,52 @@ async def test_markup_that_the_template_hides_is_refused_by_its_field(
 
 async def test_a_prediction_has_no_tokens_outside_of_the_vocabulary(tmp_path: Path) -> None:
     prompts = reader(tmp_path, TEMPLATE)
-    whole = await prompts.prediction("a<|end|>b the", 384)
-    assert await prompts.prediction("a<|end|>b the", max(whole)) == tuple(each for each in whole if each < max(whole))
+    whole = await prompts.prediction("a<|end|>b the", 384, "acme")
+    cut = tuple(each for each in whole if each < max(whole))
+    assert await prompts.prediction("a<|end|>b the", max(whole), "acme") == cut
+
+
+@pytest.mark.parametrize("place", ["parameters", "arguments", "count"])
+async def test_a_conversation_is_read_on_a_thread_and_not_at_all_if_it_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    readers, read_json = list[threading.Thread](), prompt.read_json
+
+    def noted(text: str) -> Any:
+        readers.append(threading.current_thread())
+        return read_json(text)
+
+    def sent(count: int) -> pb.GenerateRequest:
+        zeros = f"[{'0,' * count}0]"
+        tool = pb.Tool(name="one", parameters=f'{{"type": "object", "enum": {zeros}}}')
+        calls = {"arguments": [pb.ToolCall(id="1", name="f", arguments=f'{{"a": {zeros}}}')]}
+        asked = chat("a", tools=[tool] if place == "parameters" else [])
+        asked.messages.messages.add(
+            role="assistant", tool_calls=calls.get(place, [pb.ToolCall(id="1", name="f")] * (count // 100))
+        )
+        return asked
+
+    monkeypatch.setattr(prompt, "read_json", noted)
+    prompts = reader(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}")
+    with pytest.raises(InvalidArgument) as refused:
+        await prompts.read(sent(100_000))
+    assert (refused.value.reason, readers) == ("CONTEXT_LENGTH_EXCEEDED", [])
+    with suppress(InvalidArgument):  # its tokens are too many
+        await prompts.read(sent(5_000))
+    assert (threading.main_thread() in readers, bool(readers)) == (place == "count", True)
+
+
+async def test_a_tenant_leaves_threads_for_others() -> None:
+    threads, door = TenantThreads(4), threading.Event()
+    held = [asyncio.create_task(threads.run(door.wait, "many")) for _ in range(8)]
+    await asyncio.sleep(0)
+    assert await threads.run(threading.current_thread, "one") is not threading.main_thread()
+    held[2].cancel()  # waits
+    held[0].cancel()  # runs, and goes on
+    door.set()
+    await asyncio.gather(*held, return_exceptions=True)
+    assert [each.cancelled() for each in held] == [True, False, True, *[False] * 5]
+    assert await threads.run(lambda: 7, "many") == 7
 
 
 @pytest.mark.parametrize("role", ["", "user<|end|>", "system\nYou", "a b", "x" * 65])

@@ -1,0 +1,67 @@
+"""Threads for work on the texts of callers, in turns of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+REMOTE_THREADS = 32  # that wait for another engine's tokenizer
+
+_Made = TypeVar("_Made")
+
+
+class TenantThreads:
+    """Threads apart from those of the event loop, which write promises. One tenant has at most half of them, and a free
+    thread goes to the waiting tenant that has the fewest. Used on one event loop.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._pool, self._count = ThreadPoolExecutor(count, "texts"), count
+        self._busy = Counter[str]()  # threads by tenant
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant; no line is empty
+
+    async def run(self, work: Callable[[], _Made], tenant: str) -> _Made:
+        """The result of `work` on a thread, which stays the tenant's until it is done, also if the caller leaves."""
+        place = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(tenant, deque()).append(place)
+        self._pass_on()
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.cancelled():
+                self._leave(tenant, place)
+            else:
+                self._end(tenant)
+            raise
+        working = asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, work)
+        working.add_done_callback(lambda done: self._end(tenant, done))
+        return await asyncio.shield(working)
+
+    def _pass_on(self) -> None:
+        """Give free threads to waiting work."""
+        while self._busy.total() < self._count:
+            waiting = [each for each in self._lines if self._busy[each] < max(1, self._count // 2)]
+            if not waiting:
+                return
+            tenant = min(waiting, key=self._busy.__getitem__)
+            place = self._lines[tenant][0]
+            self._leave(tenant, place)
+            self._busy[tenant] += 1
+            place.set_result(None)
+
+    def _leave(self, tenant: str, place: asyncio.Future[None]) -> None:
+        self._lines[tenant].remove(place)
+        if not self._lines[tenant]:
+            del self._lines[tenant]
+
+    def _end(self, tenant: str, done: asyncio.Future[Any] | None = None) -> None:
+        if done is not None and not done.cancelled():
+            done.exception()  # marks it as retrieved: the caller may have left
+        self._busy[tenant] -= 1
+        if not self._busy[tenant]:
+            del self._busy[tenant]
+        self._pass_on()

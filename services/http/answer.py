@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import codecs
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.receipt import ENGINE
 from ledger.keys.envelope import Envelope
 from services.client.generation.completion import (
     Choice,
@@ -180,7 +181,7 @@ class KolmMember:
         return {
             **self.resolved(),
             "receipts": receipts,
-            "acceptance": {name: getattr(metrics, name) for name in _ACCEPTANCE},
+            "acceptance": _acceptance(metrics),
         }
 
 
@@ -193,21 +194,34 @@ def speculative_decoding(metrics: Metrics) -> dict[str, Any]:
     """The member `metrics`, as vLLM has it with `--per-request-spec-decode-metrics summary`.
 
     The histogram counts passes that verified a draft, by how many of its tokens they accepted; `num_spec_tokens` is the
-    most that one accepted.
+    most that one accepted. Unknown counts are left out.
     """
-    steps, reached = metrics.num_drafts, (metrics.num_drafts, *metrics.num_accepted_tokens_per_pos)
-    histogram = [here - beyond for here, beyond in zip(reached, (*reached[1:], 0), strict=True)]
-    return {
-        "speculative_decoding": {
-            "mean_acceptance_length": 1 + metrics.num_accepted_tokens / steps if steps else 1.0,
-            "draft_acceptance_rate": metrics.acceptance_rate,
-            "acceptance_histogram": histogram,
-            "num_spec_steps": steps,
-            "num_accepted_draft_tokens": metrics.num_accepted_tokens,
-            "num_draft_tokens": metrics.num_draft_tokens,
-            "num_spec_tokens": len(histogram) - 1,
-        }
-    }
+    known, found = _acceptance(metrics), dict[str, Any]()
+    steps, accepted = metrics.num_drafts, metrics.num_accepted_tokens
+    if "num_drafts" in known:
+        found |= {"mean_acceptance_length": 1 + accepted / steps if steps else 1.0, "num_spec_steps": steps}
+    if "num_draft_tokens" in known:
+        found |= {"draft_acceptance_rate": metrics.acceptance_rate, "num_accepted_draft_tokens": accepted}
+        found["num_draft_tokens"] = metrics.num_draft_tokens
+    if "num_accepted_tokens_per_pos" in known:
+        reached = (steps, *metrics.num_accepted_tokens_per_pos)
+        histogram = [here - beyond for here, beyond in zip(reached, (*reached[1:], 0), strict=True)]
+        found |= {"acceptance_histogram": histogram, "num_spec_tokens": len(histogram) - 1}
+    return {"speculative_decoding": found} if found else {}
+
+
+def _acceptance(metrics: Metrics) -> dict[str, Any]:
+    """The known counts, under their names in `SpeculationMetrics`: another engine may report no draft, tokens of drafts
+    alone, or no positions.
+    """
+    unknown: Collection[str] = ()
+    if not metrics.target_passes:
+        unknown = _ACCEPTANCE if metrics.method == ENGINE else ("mean_acceptance_length", "target_passes")
+    elif metrics.num_draft_tokens and not metrics.num_drafts:
+        unknown = ("num_drafts", "num_accepted_tokens_per_pos")
+    elif metrics.num_accepted_tokens and not metrics.num_accepted_tokens_per_pos:
+        unknown = ("num_accepted_tokens_per_pos",)
+    return {name: getattr(metrics, name) for name in _ACCEPTANCE if name not in unknown}
 
 
 class Answer:

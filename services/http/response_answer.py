@@ -102,7 +102,7 @@ class ResponseAnswer:
 
     def __init__(self, fields: ResponseFields, asked: Request, resolved: Resolved, promise: bytes | None) -> None:
         self._kolm = KolmMember(asked, resolved, promise, files=fields.wants_files)
-        self._request_id = resolved.request_id
+        self._request_id, self._thinks = resolved.request_id, resolved.thoughts is not None
         self._numbers, self._items = 0, list[MessageItem | CallItem]()
         self._reader = None if fields.logprobs is not None else output_reader(resolved, asked)
         sampling = resolved.sampling
@@ -213,7 +213,7 @@ class ResponseAnswer:
         why = finish_reason(ended, calls, cut_off=cut_off)
         status = "incomplete" if cut_off or why == "length" else "completed"
         details = {"reason": "max_output_tokens" if why == "length" else None} if status == "incomplete" else None
-        more = {"usage": _usage(usage), "metrics": speculative_decoding(metrics), "kolm": kolm}
+        more = {"usage": _usage(usage, thinks=self._thinks), "metrics": speculative_decoding(metrics), "kolm": kolm}
         return self._response(status, self._output(status), **more) | {"incomplete_details": details}
 
     def _output(self, status: str) -> list[dict[str, Any]]:
@@ -239,12 +239,13 @@ class ResponseAnswer:
         return {"type": name, "sequence_number": self._numbers - 1, **members}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, *, thinks: bool) -> dict[str, Any]:
+    """OpenAI's `usage`, without the tokens of thoughts if the model `thinks`: they are not counted."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_prompt_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        **({} if thinks else {"output_tokens_details": {"reasoning_tokens": 0}}),
         "total_tokens": usage.total_tokens,
     }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from services.generation.engine.events import FinishReason, TokenLogprobs
 from services.generation.engine.request import EngineRequest
@@ -22,6 +24,19 @@ class Drafted:
     passes: int  # with at least one token
     proposed: int
     accepted: int
+    drafts: int = 0  # 0 also if they are not reported
+    accepted_per_pos: tuple[int, ...] = ()  # drafts whose i-th token was accepted; empty also if not reported
+
+    @staticmethod
+    def of_histogram(tokens: int, proposed: int, accepted: int, histogram: Sequence[object]) -> Drafted:
+        """The counts of an answer of `tokens` tokens. `histogram`: drafts by the number of their accepted tokens, left
+        out unless its sum is `accepted`. Raises UpstreamError.
+        """
+        drafts = [count_in(each) for each in histogram]
+        if sum(place * count for place, count in enumerate(drafts)) != accepted:
+            drafts = []
+        reached = [*accumulate(reversed(drafts))][::-1]
+        return Drafted(tokens - accepted, proposed, accepted, sum(drafts), tuple(reached[1:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,8 @@ class Vllm:
         counts = (event.get("metrics") or {}).get("speculative_decoding")
         if counts is not None:
             proposed, accepted = map(count_in, (counts["num_draft_tokens"], counts["num_accepted_draft_tokens"]))
-            answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
+            histogram = counts.get("acceptance_histogram") or ()
+            answer.drafted = Drafted.of_histogram(len(answer.ids), proposed, accepted, histogram)
         for choice in event.get("choices", ()):
             if choice.get("token_ids") is None and (choice.get("text") or choice.get("finish_reason") is None):
                 raise UpstreamError("gave no token_ids; expected a vLLM with return_token_ids (0.10.2 or later)")
@@ -422,9 +423,10 @@ class Sglang:
         if info.get("finish_reason") is not None:
             answer.finish = finish_of(info["finish_reason"]["type"])
             answer.stop_reason = info["finish_reason"].get("matched")
-            if "spec_verify_ct" in info:
-                proposed, accepted = map(count_in, (info["spec_num_proposed_drafts"], info["spec_num_correct_drafts"]))
-                answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted)
+            if info.get("spec_verify_ct"):  # without a verified draft it leaves the others out
+                names = ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct")
+                proposed, accepted, drafts = (count_in(info[name]) for name in names)
+                answer.drafted = Drafted(len(answer.ids) - accepted, proposed, accepted, drafts)
 
     async def vocabulary(self, ask: Ask) -> int | None:
         """SGLang crashes on an unknown id in a prompt; its refusal of a bias names the known ids."""

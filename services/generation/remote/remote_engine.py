@@ -363,6 +363,7 @@ class RemoteEngine:
         self.totals.passes += ran
         self.totals.by_method[method] = self.totals.by_method.get(method, 0) + ran
         if drafted is not None:
+            self.totals.drafts += drafted.drafts
             self.totals.draft_tokens += drafted.proposed
             self.totals.accepted_elsewhere += drafted.accepted
         return Outcome(
@@ -373,10 +374,10 @@ class RemoteEngine:
             stream_digest=token_digest(ids),
             margins=(),
             metrics=SpeculationMetrics(
-                num_drafts=0,
+                num_drafts=drafted.drafts if drafted else 0,
                 num_draft_tokens=drafted.proposed if drafted else 0,
                 num_accepted_tokens=drafted.accepted if drafted else 0,
-                num_accepted_tokens_per_pos=(),
+                num_accepted_tokens_per_pos=drafted.accepted_per_pos if drafted else (),
                 accepted_prediction_tokens=0,
                 rejected_prediction_tokens=0,
                 passes_by_method=(),

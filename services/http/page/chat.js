@@ -72,8 +72,8 @@ function speed(tokens, chunks, began) {
 
 async function ended(kolm, turns, answer) {
   const accepted = kolm.acceptance;
-  const drafted = accepted.num_draft_tokens;
-  const parts = [fact(`${accepted.mean_acceptance_length.toFixed(2)} tokens a pass`)];
+  const [drafted, length] = [accepted.num_draft_tokens, accepted.mean_acceptance_length];
+  const parts = length === undefined ? [] : [fact(`${length.toFixed(2)} tokens a pass`)];
   parts.push(fact(kolm.fallback_reason ? `${kolm.method} (${kolm.fallback_reason})` : kolm.method));
   if (drafted) parts.push(fact(`${accepted.num_accepted_tokens} of ${drafted} drafted tokens accepted`));
   for (const receipt of kolm.receipts) parts.push(...(await receiptFacts(receipt, turns, answer)));

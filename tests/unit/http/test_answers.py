@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from services.client.generation.completion import Choice, Chunk, Completion, Finished, Metrics, Resolved, Usage
 from services.client.generation.output_reader import with_calls
 from services.client.generation.request import Request, ThoughtSyntax, ToolCallSyntax
-from services.http.answer import TextOffsets
+from services.http.answer import TextOffsets, speculative_decoding
 from services.http.calls import Dialect
 from services.http.completions import ChatDialect, ChatFields
 from services.http.message_answer import MessageDialect
@@ -31,6 +31,15 @@ ARGUMENTS = ("{}", '{"city": "Bern"}', '{"city": "a}\\"]{", "at": [{"x": 1}]}')
 SCHEMA = {"type": "object"}
 USAGE = Usage(3, 5)
 METRICS = Metrics(0, 0, 0, 0.0, 0.0, (), 0, 0.0, 0.0, None, "", "off", "off", None, {})
+
+
+DRAFTED = Metrics(20, 40, 20, 0.5, 2.0, (14, 6), 20, 0.0, 0.0, None, "", "engine", "auto", None, {})
+TOKENS = {"draft_acceptance_rate", "num_accepted_draft_tokens", "num_draft_tokens"}
+VLLM = {
+    "mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "acceptance_histogram": [6, 8, 6],
+    "num_spec_steps": 20, "num_accepted_draft_tokens": 20, "num_draft_tokens": 40, "num_spec_tokens": 2,
+}  # fmt: skip
+"""Counts of the same answer as vLLM has them."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +72,10 @@ def outputs(draw: st.DrawFn, syntax: ToolCallSyntax) -> Written:
     return output.then(draw(st.sampled_from(["", "\n", " So.\n"])))
 
 
-def resolved(syntax: ToolCallSyntax) -> Resolved:
+def resolved(syntax: ToolCallSyntax, thoughts: ThoughtSyntax | None = THOUGHTS) -> Resolved:
     return Resolved(
         "r-1", "cidv1:b", "cidv1:t", "cidv1:p", True, None, {"max_tokens": 9}, "off", "off", None, None, None, 0, 3,
-        (1, 2, 3), bytes(32), syntax, THOUGHTS,
+        (1, 2, 3), bytes(32), syntax, thoughts,
     )  # fmt: skip
 
 
@@ -223,6 +232,31 @@ def test_a_stream_adds_up_to_the_whole_answer_wherever_it_ends(syntax: ToolCallS
         assert block["type"] == "tool_use" or block["text"] == same["text"]
     ended = "tool_use" if is_whole else "stop_sequence" if stop else {"stop": "end_turn", "length": "max_tokens"}[why]
     assert message["stop_reason"] == ended
+
+
+def test_the_tokens_of_thoughts_are_none_or_not_counted() -> None:
+    completion = Completion((Choice(0, "x", (), "stop", None, (), None, METRICS),), USAGE, METRICS, resolved(HERMES))
+    for thoughts, details in ((THOUGHTS, None), (None, {"reasoning_tokens": 0})):
+        dialect = responses("auto")
+        answer = dialect.answer(dialect.request(), resolved(HERMES, thoughts), None).whole(completion)
+        assert answer["usage"].get("output_tokens_details") == details
+
+
+@pytest.mark.parametrize(
+    ("counts", "unknown"),
+    [
+        (METRICS, set()),
+        (replace(METRICS, method="engine"), {*VLLM}),
+        (replace(DRAFTED, num_drafts=0, num_accepted_tokens_per_pos=()), {*VLLM} - TOKENS),
+        (replace(DRAFTED, num_accepted_tokens_per_pos=()), {"acceptance_histogram", "num_spec_tokens"}),
+        (DRAFTED, set()),
+    ],
+    ids=["off", "nothing reported", "tokens alone", "no positions", "all"],
+)
+def test_counts_that_an_engine_does_not_report_are_left_out(counts: Metrics, unknown: set[str]) -> None:
+    found = speculative_decoding(counts).get("speculative_decoding", {})
+    assert set(found) == {*VLLM} - unknown
+    assert {name: value for name, value in VLLM.items() if name in found} == found or counts is METRICS
 
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Bern"}}\n</tool_call>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,8 +25,15 @@ class Thought:
 Part = Thought | Text | CallBegins | Arguments
 
 
+_AUTHOR = "assistant"
+_HEADER = re.compile(rf"{_AUTHOR}(?:(?P<channel>analysis|commentary|final)(?! to=)|(?:analysis|commentary)?(?= to=))")
+_HEADERS = ("assistantanalysis to=", "assistantcommentary to=", "assistantfinal", "assistant to=")
+_HARMONY_MIDDLES = [channel + kind for channel in ("", "commentary", "analysis") for kind in ("json", "code", "")]
+"""Between a function's name and its arguments. The channel may precede the name, and the type may be missing."""
+
+
 class ThoughtReader:
-    """Separates thoughts, at the beginning, from the rest. The syntax and white space around it are left out."""
+    """Separates a thought at the beginning from the rest. Its tags and the white space around it are left out."""
 
     def __init__(self, syntax: ThoughtSyntax) -> None:
         self._syntax = syntax
@@ -55,9 +63,7 @@ class ThoughtReader:
         opened = self._syntax.open
         if bare.startswith(opened):
             self._within, self._thought, self._held = True, True, bare.removeprefix(opened)
-        elif self._syntax.bare and bare.startswith(self._syntax.bare):
-            self._is_rest, self._thought, self._held = True, True, bare.removeprefix(self._syntax.bare)
-        elif last or not any(each.startswith(bare) for each in (opened, self._syntax.bare)):
+        elif last or not opened.startswith(bare):
             self._is_rest = True
 
     def _think(self, last: bool) -> list[Thought | Text]:
@@ -65,31 +71,68 @@ class ThoughtReader:
         ends = [(at, close) for close in self._syntax.closes if (at := self._held.find(close)) >= 0]
         if ends:
             at, close = min(ends)
-            thought, rest = self._held[:at].rstrip(), self._held[at:]
-            dropped = close.partition(" ")[0]  # the part after a space belongs to the rest
+            thought, self._held = self._held[:at].rstrip(), self._held[at + len(close) :]
             self._within, self._is_rest, self._begins = False, True, True
-            self._held = rest.removeprefix(dropped)
         else:
-            kept = 0 if last else self._undecided()
-            thought = self._held[: len(self._held) - kept]
+            thought = self._held if last else self._held[: _decided(self._held, self._syntax.closes)]
             self._held = self._held[len(thought) :]
             self._begins = self._begins and not thought
         return [Thought(thought)] if thought else []
 
-    def _undecided(self) -> int:
-        """The number of characters at the end that may belong to a closing, or to the white space before it."""
-        known = len(self._held.rstrip())
-        longest = max(map(len, self._syntax.closes))
-        for at in range(max(0, len(self._held) - longest), known):
-            if any(close.startswith(self._held[at:]) for close in self._syntax.closes):
-                return len(self._held) - len(self._held[:at].rstrip())
-        return len(self._held) - known
+
+class ChannelReader:
+    """Separates the channels of gpt-oss: analysis is thought, other channels are text. Headers are left out, except for
+    the recipient of a call. After it, and after the answer's header, all is text.
+    """
+
+    def __init__(self) -> None:
+        self._held = _AUTHOR  # the prompt ends with it
+        self._channel = ""
+        self._begins = False  # a message, whose white space is left out
+
+    def feed(self, text: str, *, last: bool = False) -> list[Thought | Text]:
+        """The pieces that are complete; with `last` nothing is held back."""
+        self._held += text
+        found: list[Thought | Text] = []
+        while self._channel != "final":
+            header = (_HEADER.search if self._channel else _HEADER.match)(self._held)
+            if header is None or (not last and _may_become(self._held[header.start() :], _HEADERS)):
+                break
+            rest = self._held[header.end() :]
+            found += self._taken(header.start(), ends=True)
+            self._channel, self._held, self._begins = header["channel"] or "final", rest, True
+        if not self._channel and (last or not _may_become(self._held, _HEADERS)):
+            self._channel, self._held = "final", self._held.removeprefix(_AUTHOR)
+        if self._channel:
+            is_rest = last or self._channel == "final"
+            found += self._taken(len(self._held) if is_rest else _decided(self._held, _HEADERS))
+        return found
+
+    def _taken(self, end: int, *, ends: bool = False) -> list[Thought | Text]:
+        text, self._held = self._held[:end], self._held[end:]
+        text = text.lstrip() if self._begins else text
+        text = text.rstrip() if ends else text
+        self._begins = self._begins and not text
+        kind = Thought if self._channel == "analysis" else Text
+        return [kind(text)] if text else []
+
+
+def _may_become(text: str, marks: Iterable[str]) -> bool:
+    return any(mark != text and mark.startswith(text) for mark in marks)
+
+
+def _decided(text: str, marks: Iterable[str]) -> int:
+    """The number of characters before those that may belong to one of `marks`, or to the white space before it."""
+    known = len(text.rstrip())
+    longest = max(map(len, marks))
+    starts = (at for at in range(max(0, len(text) - longest), known) if _may_become(text[at:], marks))
+    return len(text[: next(starts, known)].rstrip())
 
 
 class OutputReader:
     """Reads one output piece by piece: its thoughts, then text and calls."""
 
-    def __init__(self, thoughts: ThoughtReader | None, calls: ToolCallReader | None) -> None:
+    def __init__(self, thoughts: ThoughtReader | ChannelReader | None, calls: ToolCallReader | None) -> None:
         self._thoughts, self._calls = thoughts, calls
 
     @property
@@ -130,17 +173,21 @@ def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
     """
     held = request.params.constraint is not None
     calls, tools = None, request.tool_set
+    syntax = resolved.thoughts
     if resolved.tool_calls is not None and tools is not None:
         required = tools.choice == "required"
-        calls = ToolCallReader(resolved.tool_calls, tools.names, anywhere=not held, calls_only=required)
-    syntax = resolved.thoughts
+        middles = _HARMONY_MIDDLES if syntax is not None and syntax.bare else ()
+        calls = ToolCallReader(
+            resolved.tool_calls, tools.names, anywhere=not held, calls_only=required, middles=middles
+        )
     if syntax is not None and (held or (tools is not None and tools.choice == "required")):
         syntax = None if syntax.begun or syntax.bare else syntax
     elif syntax is not None and request.continue_final_message:
         syntax = None if syntax.bare and not syntax.begun else syntax
     if syntax is None and calls is None:
         return None
-    return OutputReader(None if syntax is None else ThoughtReader(syntax), calls)
+    thoughts = None if syntax is None else ChannelReader() if syntax.bare else ThoughtReader(syntax)
+    return OutputReader(thoughts, calls)
 
 
 def with_calls(completion: Completion, request: Request) -> Completion:

@@ -57,22 +57,27 @@ class ToolCallReader:
     """
 
     def __init__(
-        self, syntax: ToolCallSyntax, names: Iterable[str], *, anywhere: bool = True, calls_only: bool = False
+        self,
+        syntax: ToolCallSyntax,
+        names: Iterable[str],
+        *,
+        anywhere: bool = True,
+        calls_only: bool = False,
+        middles: Iterable[str] = (),
     ) -> None:
         """Unless `anywhere`, an output that does not begin with a call is text to its end. `calls_only`: the output
-        is calls and nothing else.
+        is calls and nothing else. `middles`: other texts than the syntax's between a name and its arguments.
         """
         names, self._anywhere = list(names), anywhere
-        self._first = {_squeezed(syntax.open) + name + _squeezed(syntax.middle) + "{": name for name in names}
+        ends = [_squeezed(middle) + "{" for middle in (syntax.middle, *middles)]
+        before = _squeezed(syntax.open)
+        self._first = {before + name + end: name for name in names for end in ends}
         between = None if syntax.between is None else _squeezed(syntax.between)
-        self._next = (
-            {} if between is None else {between + name + _squeezed(syntax.middle) + "{": name for name in names}
-        )
+        self._next = {} if between is None else {between + name + end: name for name in names for end in ends}
         self._starts = {candidate[0] for candidate in self._first}
         self._longest = max(map(_most, self._first), default=0)
-        named = "|".join(r"\s*".join(map(re.escape, name)) for name in names) or "(?!)"
-        before, after = (map(re.escape, _squeezed(part)) for part in (syntax.open, syntax.middle + "{"))
-        self._whole = re.compile(r"\s*".join((*before, f"({named})", *after)))
+        named, after = ("|".join(map(_spaced, texts)) or "(?!)" for texts in (names, ends))
+        self._whole = re.compile(rf"{_spaced(before)}\s*({named})\s*(?:{after})")
         self._close = _squeezed(syntax.close)
         self._held = ""
         self._within: _Object | None = None  # of the arguments that are open
@@ -200,6 +205,11 @@ class _Object:
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
+
+
+def _spaced(squeezed: str) -> str:
+    """A regular expression of a text with white space anywhere."""
+    return r"\s*".join(map(re.escape, squeezed))
 
 
 def _matched(text: str, squeezed: str) -> int:

@@ -15,6 +15,7 @@ export function readReceipt(text) {
 // What surrounds the thoughts of an output, as `thoughts.py` has it; the front leaves it out, with the blanks around it.
 const OPENINGS = ["", "<think>", "analysis", "final"];
 const CLOSINGS = ["", "</think>", "assistantfinal", "assistantcommentary", "assistant"];
+const joined = (thoughts) => thoughts.trim().replace(/\s*assistantanalysis\s*/g, "");
 
 // Whether an output is these thoughts and this answer, and nothing else.
 export function consistsOf(output, { thoughts, text }) {
@@ -22,7 +23,7 @@ export function consistsOf(output, { thoughts, text }) {
   const rest = output.slice(0, output.length - text.length).trim();
   const isBetween = (opening, closing) =>
     rest.startsWith(opening) && rest.endsWith(closing) && rest.length >= opening.length + closing.length &&
-    rest.slice(opening.length, rest.length - closing.length).trim() === thoughts.trim();
+    joined(rest.slice(opening.length, rest.length - closing.length)) === joined(thoughts);
   return OPENINGS.some((opening) => CLOSINGS.some((closing) => isBetween(opening, closing)));
 }
 

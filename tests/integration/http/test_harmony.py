@@ -19,7 +19,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TARGET = ScriptedTarget
 SPECIAL = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|return|>", "<|call|>")
-CHAT_TEMPLATE = """{%- for each in messages -%}
+CHAT_TEMPLATE = """{%- if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif -%}
+{%- for each in messages -%}
 {%- if each.role == "assistant" -%}
 {%- if each.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ each.thinking }}<|end|>{% endif -%}
 <|start|>assistant<|channel|>final<|message|>{{ each.content }}<|end|>
@@ -27,6 +28,9 @@ CHAT_TEMPLATE = """{%- for each in messages -%}
 {%- endfor -%}{%- if add_generation_prompt %}<|start|>assistant{% endif -%}"""
 THOUGHT = "<|channel|>analysis<|message|>An assistant adds: 2 + 2.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
+ADDS = "An assistant adds: 2 + 2."
+CALL = '<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +54,56 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("output", "thought"), [(THOUGHT + FINAL, "An assistant adds: 2 + 2."), (FINAL, "")])
-async def test_what_is_thought_stands_apart_from_what_is_said(
-    deployment: Deployment, front: Front, loader: Loader, output: str, thought: str
+def tools(strict: bool, choice: str = "auto") -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": TOOL | {"strict": strict}}], "tool_choice": choice}
+
+
+@pytest.mark.parametrize(
+    ("members", "output", "thought", "answer", "arguments"),
+    [
+        ({}, THOUGHT + FINAL, ADDS, "It is 4.", None),
+        ({}, FINAL, "", "It is 4.", None),
+        (tools(False), THOUGHT + FINAL, ADDS, "It is 4.", None),
+        (
+            tools(False),
+            THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"a": 1}<|call|>',
+            ADDS,
+            "",
+            '{"a": 1}',
+        ),
+        (tools(True), THOUGHT + FINAL, ADDS, "It is 4.", None),
+        (tools(True), THOUGHT + "<|channel|>commentary to=functions.look" + CALL, ADDS, "", '{"a": 1}'),
+        (tools(False, "required"), " to=functions.look" + CALL, "", "", '{"a": 1}'),
+    ],
+)
+async def test_channels_are_thoughts_answers_and_calls(
+    deployment: Deployment,
+    front: Front,
+    loader: Loader,
+    members: dict[str, Any],
+    output: str,
+    thought: str,
+    answer: str,
+    arguments: str | None,
 ) -> None:
     target, asked = loader.target, {"messages": [{"role": "user", "content": "2 + 2?"}]}
     assert isinstance(target, ScriptedTarget)
     async with httpx2.AsyncClient(trust_env=False) as http:
-        counted = await http.post(f"http://127.0.0.1:{front.port}/tokenize", json=asked)
+        shown = {name: value for name, value in members.items() if name == "tools"}
+        counted = await http.post(f"http://127.0.0.1:{front.port}/tokenize", json=asked | shown)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(deployment.model / "tokenizer.json"))
     target.prompt, target.script = counted.json()["count"], tokenizer.encode(output, add_special_tokens=False)
-    create: Any = partial(front.client.chat.completions.create, model="tiny", temperature=0, max_tokens=99, **asked)
+    create: Any = partial(
+        front.client.chat.completions.create, model="tiny", temperature=0, max_tokens=99, **asked, **members
+    )
     whole = await create()
     deltas = [each.choices[0].delta async for each in await create(stream=True)]
     message = whole.choices[0].message
-    assert (getattr(message, "reasoning_content", None) or "", message.content) == (thought, "It is 4.")
-    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == ("stop", len(target.script))
+    assert (getattr(message, "reasoning_content", None) or "", message.content or "") == (thought, answer)
+    assert [call.function.arguments for call in message.tool_calls or ()] == ([] if arguments is None else [arguments])
+    reason = "stop" if arguments is None else "tool_calls"
+    assert (whole.choices[0].finish_reason, whole.usage.completion_tokens) == (reason, len(target.script))
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == thought
-    assert "".join(delta.content or "" for delta in deltas) == "It is 4."
+    assert "".join(delta.content or "" for delta in deltas) == answer
+    called = [call.function.arguments or "" for delta in deltas for call in delta.tool_calls or ()]
+    assert "".join(called) == (arguments or "")

@@ -177,6 +177,7 @@ async def test_thoughts_are_shown_and_belong_to_the_answer_of_the_receipt(page: 
         ("<think>\n\n</think>\n\nYes.", "", "Yes.", True),
         ("<think>\nHm", "Hm", "", True),
         ("analysisHm.assistantfinalYes.", "Hm.", "Yes.", True),
+        ("analysisHm.assistantanalysisHm!assistantfinalYes.", "Hm.Hm!", "Yes.", True),
         ("finalYes.", "", "Yes.", True),
         ("<think>\nHm.\n</think>\n\nYes.", "", "Yes.", False),
         ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "es.", False),

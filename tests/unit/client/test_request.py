@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
 from services.client.errors import InvalidArgument
-from services.client.generation.output_reader import OutputReader, Thought, ThoughtReader
+from services.client.generation.output_reader import Thought, output_reader
 from services.client.generation.request import (
     Message,
     Request,
@@ -17,7 +18,9 @@ from services.client.generation.request import (
     SpecDecodeConfig,
     StructuredOutputs,
     ThoughtSyntax,
+    Tool,
     ToolCallSyntax,
+    Tools,
     as_config,
     as_request,
 )
@@ -29,6 +32,7 @@ from services.client.generation.request_wire import (
 )
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
 from services.generation.engine.text.thoughts import known_thoughts
+from services.generation.engine.text.tool_calls import HARMONY_CALLS
 from tests.examples import examples
 
 ODD: tuple[Any, ...] = (None, 5, -1, 1.5, "x", b"x", [], [None], [[1]], {}, {"a": object()}, {1: "x"}, object(), True)
@@ -262,12 +266,15 @@ def test_an_output_under_a_constraint_calls_from_its_beginning_or_not_at_all() -
 TAGS = ThoughtSyntax("<think>", ("</think>",))
 BEGUN = ThoughtSyntax("<think>", ("</think>",), begun=True)
 HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
-CALLS = ToolCallSyntax(" to=functions.", "commentary json", None, "")
+CALLS = HARMONY_CALLS.without(["<|channel|>", "<|message|>"])
+CALL = ("look", '{"a": 1}')
 
 
 def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, str, str]:
     """Thought, text, name and arguments."""
-    reader = OutputReader(ThoughtReader(syntax), ToolCallReader(CALLS, ["look"]))
+    request = Request(messages=[Message("user", "x")], tools=Tools([Tool("look")]))
+    reader = output_reader(Mock(tool_calls=CALLS, thoughts=syntax), request)
+    assert reader is not None
     parts = [part for at in range(0, len(text), size) for part in reader.feed(text[at : at + size])] + reader.end()
     kinds = (Thought, Text, Arguments)
     thought, answer, arguments = ("".join(p.text for p in parts if isinstance(p, kind)) for kind in kinds)
@@ -287,7 +294,18 @@ def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, s
         (BEGUN, "I see", ("I see", "", "", "")),
         (HARMONY, "analysisAs an assistant I say.assistantfinalYes.", ("As an assistant I say.", "Yes.", "", "")),
         (HARMONY, "finalYes.", ("", "Yes.", "", "")),
-        (HARMONY, 'analysisLook.assistant to=functions.lookcommentary json{"a": 1}', ("Look.", "", "look", '{"a": 1}')),
+        (HARMONY, 'analysisLook.assistant to=functions.lookcommentary json{"a": 1}', ("Look.", "", *CALL)),
+        (HARMONY, 'analysisLook.assistantcommentary to=functions.look json{"a": 1}', ("Look.", "", *CALL)),
+        (HARMONY, 'analysisLook.assistantanalysis to=functions.look code{"a": 1}', ("Look.", "", *CALL)),
+        (HARMONY, 'commentary to=functions.look{"a": 1}', ("", "", *CALL)),
+        (HARMONY, ' to=functions.lookcommentary json{"a": 1}', ("", "", *CALL)),
+        (HARMONY, 'commentaryI look.assistantcommentary to=functions.look json{"a": 1}', ("", "I look.", *CALL)),
+        (HARMONY, "commentaryI look.assistantanalysisHm.assistantfinalYes.", ("Hm.", "I look.Yes.", "", "")),
+        (HARMONY, "analysisLook.assistantanalysisHm. assistantanalyses", ("Look.Hm. assistantanalyses", "", "", "")),
+        (HARMONY, "analysisAn assistant", ("An assistant", "", "", "")),
+        (HARMONY, "finalSay assistantfinal.", ("", "Say assistantfinal.", "", "")),
+        (HARMONY, "analyses", ("", "analyses", "", "")),
+        (HARMONY, "commentary to=functions.other json{}", ("", "to=functions.other json{}", "", "")),
     ],
 )
 def test_thoughts_are_separated_from_the_answer(

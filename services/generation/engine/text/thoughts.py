@@ -23,12 +23,12 @@ class ThoughtSyntax:
 
 _TAGS = ThoughtSyntax("<think>", ("</think>",))
 """The form of Qwen3, DeepSeek-R1, SmolLM3 and others; the tags are not special tokens."""
-_HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
+HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
 """gpt-oss's channels in decoded text: special tokens mark them, and their names are ordinary text."""
 
 
 def known_thoughts(template: str) -> ThoughtSyntax | None:
     """The syntax of thoughts in a chat template; None if it is of no known kind."""
     if "<|channel|>" in template and "analysis" in template:
-        return _HARMONY
+        return HARMONY
     return _TAGS if _TAGS.open in template and _TAGS.closes[0] in template else None

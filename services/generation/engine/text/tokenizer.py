@@ -22,9 +22,10 @@ from services.generation.engine.text.conversation import Conversation, encode_co
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.infill import InfillMarks, infill_marks
 from services.generation.engine.text.markup import Markup
-from services.generation.engine.text.thoughts import ThoughtSyntax, known_thoughts
+from services.generation.engine.text.thoughts import HARMONY, ThoughtSyntax, known_thoughts
 from services.generation.engine.text.token_bytes import token_bytes
 from services.generation.engine.text.tool_calls import (
+    HARMONY_CALLS,
     PLAIN,
     PROBE_TOOL,
     ToolCallSyntax,
@@ -264,6 +265,8 @@ class Tokenizer:
                 return None
         except Exception:  # a template may raise any error
             return None
+        if self._thoughts is HARMONY:
+            return HARMONY_CALLS
         return learned_syntax(lambda turns, prompt: self._laid_out(turns, prompt, [PROBE_TOOL]))
 
     def _laid_out(self, turns: list[dict[str, Any]], prompt: bool, tools: list[Any]) -> str:

@@ -68,6 +68,8 @@ PLAIN = ToolCallSyntax(
     close="}\n</tool_call>",
 )
 """The syntax of Hermes and Qwen, for templates without tools."""
+HARMONY_CALLS = ToolCallSyntax(" to=functions.", "<|channel|>commentary json<|message|>", None, "")
+"""gpt-oss's syntax. Its model also names the function after the channel; its calls end with a token of their own."""
 
 
 def learned_syntax(render: Callable[[Turns, bool], str]) -> ToolCallSyntax | None:

@@ -17,6 +17,8 @@ REQUIRED = "KOLM_TESTS_NEED_POSTGRES"
 """Set if a missing PostgreSQL is a failure and not a reason to skip (continuous integration)."""
 
 _OWNER = "kolm"
+_COLLATION = "tr-TR"
+"""A linguistic collation, as of most installations, which is no order of bytes. Its lower-case I has no dot."""
 
 
 class PostgresMissing(Exception):
@@ -40,7 +42,8 @@ def running_cluster(
     options += "" if durable else " -c autovacuum=off -c full_page_writes=off"
     data, control = str(folder / "data"), str(binaries / "pg_ctl")
     try:
-        _run(user, str(binaries / "initdb"), "-D", data, "-U", _OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")
+        made = (str(binaries / "initdb"), "-D", data, "-U", _OWNER, "-A", "trust", "-E", "UTF8", "--no-sync")
+        _run(user, *made, "--locale-provider=icu", f"--icu-locale={_COLLATION}")
         if network is not None:
             with (folder / "data" / "pg_hba.conf").open("a") as rules:
                 rules.write(f"host all all {network} trust\n")

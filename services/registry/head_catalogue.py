@@ -82,6 +82,7 @@ documents = Table(
     Index("documents_by_key", "kind", "key"),
 )
 
+_DIGITS = 64
 _TABLES_LOCK = 7306001
 _NAMES_LOCK = 7306003
 """The first key of the locks of `_lock_name`."""
@@ -309,8 +310,10 @@ class Catalogue:
         newest = func.max(documents.c.ledger_index)
         published = (documents.c.kind == PUBLICATION) & documents.c.ledger_index.is_not(None)
         query = select(heads).join(documents, documents.c.head_cid == heads.c.head_cid).where(published)
-        # A range instead of LIKE: digits are never patterns, and the index serves it.
-        query = query.where(heads.c.head_cid >= reference.cid_prefix, heads.c.head_cid < reference.cid_prefix + "\x7f")
+        if len(reference.digits) == _DIGITS:
+            query = query.where(heads.c.head_cid == reference.cid_prefix)
+        elif reference.digits:  # hexadecimal, so no pattern; the bounds of a range would depend on the collation
+            query = query.where(heads.c.head_cid.startswith(reference.cid_prefix))
         if reference.name is not None:
             query = query.where(documents.c.key == reference.name)
         if base_cid is not None:
@@ -366,7 +369,9 @@ def _first_of_name(connection: Connection, document: Signed) -> Signed | None:
         return None
     folded = document.key.lower()  # names are ASCII
     _lock_name(connection, folded)
-    for same in (documents.c.key == document.key, func.lower(documents.c.key) == folded):
+    # PostgreSQL folds by the database's collation: in a Turkish one, I becomes a dotless i.
+    key = documents.c.key.collate("C") if connection.dialect.name == "postgresql" else documents.c.key
+    for same in (documents.c.key == document.key, func.lower(key) == folded):
         named = select(documents).where(documents.c.kind == PUBLICATION, same)
         if (row := connection.execute(named.order_by(documents.c.id).limit(1)).first()) is not None:
             return _signed(row)

@@ -96,6 +96,14 @@ def test_the_first_document_under_a_key_stands(catalogue: Catalogue) -> None:
     assert len(catalogue.proposals()) == 2
 
 
+def test_a_check_gets_the_first_publication_of_a_name_in_any_case(catalogue: Catalogue) -> None:
+    first = catalogue.propose(row(1), publication(1, "MINI"))
+    seen: list[Signed | None] = []
+    for name in ("mini", "MINI", "other"):
+        catalogue.propose(row(2), publication(2, name), seen.append)
+    assert seen == [first, first, None]
+
+
 def test_a_retracted_proposal_makes_room_and_a_confirmed_document_stays(catalogue: Catalogue) -> None:
     first = catalogue.propose(row(1), publication(1))
     catalogue.retract(publication(1, envelope=b"another one's"))

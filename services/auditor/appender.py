@@ -21,6 +21,7 @@ from services.auditor.audit_error import BrokenLog
 from services.auditor.backlog import Backlog
 from services.auditor.examination import Finding, verdict_of
 from services.auditor.held_folder import HeldFolder
+from services.client.errors import InvalidArgument
 from services.client.ledger.ledger import LedgerClient
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,16 @@ class Appender:
     def signed_draw(self, tree_size: int, root: bytes) -> Envelope:
         """Sign a draw over the first `tree_size` entries; `append` sends it."""
         return sign_document(Draw(tree_size, "sha256:" + root.hex(), self._now()), self._key)
+
+    def signed_again(self, envelope: Envelope, refusal: InvalidArgument) -> Envelope:
+        """Sign the document of a kept envelope that the ledger refuses because the auditor had another key then. Raises
+        `refusal` if that is not the reason.
+        """
+        own = self._key.key_id in [signature.key_id for signature in envelope.signatures]
+        if own or refusal.reason != "UNTRUSTED_SIGNATURE":
+            raise refusal
+        _log.warning("replacing the signature of an earlier key: %s", refusal)
+        return sign_document(read_document(envelope), self._key)
 
     def append(self, envelope: Envelope) -> int:
         """Append a signed document; the same document again gets the same index."""
@@ -121,7 +132,7 @@ class Announcement:
         catch_up()
         envelope = self._kept() or self._signed()
         if envelope is not None:
-            index, draw = self._appender.append(envelope), _draw_in(envelope)
+            index, draw = self._append(envelope), _draw_in(envelope)
             catch_up()
             if draw is None or any(one.index < draw.tree_size for one in self._backlog.undrawn()):
                 raise BrokenLog(f"the ledger names entry {index} for a draw that the log does not have")
@@ -162,6 +173,15 @@ class Announcement:
                 "have; if the folder is of another log, delete draw.json there"
             )
         return None if root is None else envelope
+
+    def _append(self, envelope: Envelope) -> int:
+        """Append a draw; one by a replaced key is signed again, over the same entries."""
+        try:
+            return self._appender.append(envelope)
+        except InvalidArgument as error:
+            again = self._appender.signed_again(envelope, error)
+            self._folder.keep_draw(again.to_bytes())
+            return self._appender.append(again)
 
     def _signed(self) -> Envelope | None:
         """A new draw over all observed entries, kept on disk; None if no receipt waits any more."""

@@ -246,11 +246,25 @@ class Auditor:
             try:
                 appended[self._appender.append(envelope)] = envelope
             except InvalidArgument as error:
-                if not isinstance(verdict, Verdict) or self._accused(verdict) is not None:
+                if not isinstance(verdict, Verdict):
                     raise
-                _log.warning("dropping a kept verdict, which does not belong to this log: %s", error)
+                if self._accused(verdict) is None:
+                    _log.warning("dropping a kept verdict, which does not belong to this log: %s", error)
+                    continue
+                index, logged = self._append_again(verdict, envelope, error)
+                appended[index] = logged
         if kept:
             self._forget_kept(appended)
+
+    def _append_again(self, verdict: Verdict, kept: Envelope, refusal: InvalidArgument) -> tuple[int, Envelope]:
+        """The entry of a refused verdict, and its envelope: signed again if a replaced key signed it, and the log does
+        not have it from before. Raises `refusal` if that has another reason.
+        """
+        again, data = self._appender.signed_again(kept, refusal), kept.to_bytes()
+        for listed in self._ledger.verdicts(receipt_id=verdict.receipt_id):
+            if listed.envelope == data:
+                return listed.index, kept
+        return self._appender.append(again), again
 
     def _forget_kept(self, appended: Mapping[int, Envelope]) -> None:
         """Delete the kept verdicts once they are proven to be in the log. Raises BrokenLog."""

@@ -12,8 +12,9 @@ from ledger.documents.audit import Draw, Verdict
 from ledger.documents.receipt import SpecDecode
 from ledger.documents.signed_document import read_document
 from ledger.encoding.text_forms import cid
+from ledger.keys.ed25519 import PublicKey, SigningKey
 from ledger.keys.envelope import Envelope
-from ledger.keys.trusted_keys import TrustedKeys
+from ledger.keys.trusted_keys import RETIRED, TrustedKeys
 from ledger.tree.entry import Entry
 from services.auditor.appender import Appender, Terms
 from services.auditor.audit_error import BrokenLog, EngineAway, FolderError
@@ -29,10 +30,12 @@ from tests.integration.auditor.deployment import (
     InterruptedAppender,
     OneHaltAppender,
     OneVerdictAppender,
+    opened_deployment,
     stopped_after,
 )
 from tests.mutations import replace
 from tests.unit.ledger.builders import (
+    KEYS,
     OFF,
     SCOPE,
     content,
@@ -318,6 +321,27 @@ def test_verdicts_are_kept_until_they_are_read_from_the_log(deployment: Deployme
         assert outcomes(deployment) == [(index, "SAME")]
     list(deployment.auditor().run_pass())
     assert outcomes(deployment) == [(index, "SAME"), (index, "CONSISTENT")]
+
+
+@pytest.mark.parametrize("appender", [LosingAppender, OneVerdictAppender])
+def test_draws_and_verdicts_by_a_key_that_was_replaced_meanwhile_are_signed_again(
+    tmp_path: Path, appender: type[Appender]
+) -> None:
+    LosingAppender.lost.clear()
+    new = SigningKey.generate("auditor")
+    with opened_deployment(tmp_path, (KEYS["operator"], new)) as deployment:
+        list(deployment.auditor(Terms(0.5, 3600)).run_pass())
+        index = deployment.ledger.append(signed(foreign_receipt(0)), content(0)).index
+        with pytest.raises((Unavailable, KeyboardInterrupt)):
+            list(deployment.auditor(appender=appender).run_pass())
+        (deployment.trusted / RETIRED).mkdir()
+        for key in deployment.trusted.glob("auditor-*.pub"):
+            if PublicKey.from_pem(key.read_bytes()) != new.public:
+                key.rename(deployment.trusted / RETIRED / key.name)
+        for _ in range(2):
+            list(deployment.auditor(appender=lambda ledger, _, clock: Appender(ledger, new, clock)).run_pass())
+            assert outcomes(deployment) == [(index, "SAME"), (index, "CONSISTENT")]
+            assert kinds(deployment).count("draw") == 1
 
 
 def test_auditors_with_shares_judge_every_receipt_once_and_the_first_alone_draws(

@@ -31,6 +31,7 @@
     └── StoreError        the database failed; nothing of the batch may be assumed written or unwritten
         ├── NotWritten    the answer to each caller of such a batch
         ├── StoreDamaged  its file or schema is damaged
+        ├── ContentDamaged the content of one receipt is damaged
         ├── OtherRevision its tables have a revision that this version of kolm does not open
         ├── StoreReplaced a file of it was deleted, replaced or cut off while it was open
         └── StoreLocked   another process writes to this ledger
@@ -221,6 +222,10 @@ class NotWritten(StoreError):
 
 class StoreDamaged(StoreError):
     """The database's own file or schema is damaged: its answers are unreliable."""
+
+
+class ContentDamaged(StoreError):
+    """The sealed content of a receipt does not open with its key. Its entry and every proof are not affected."""
 
 
 class OtherRevision(StoreError):

@@ -30,15 +30,14 @@ entry always fits.
 
 @dataclass(frozen=True, slots=True)
 class StoredReceipt:
-    """A stored receipt: entry bytes, the content unless it is missing or erased, and its newest 1,000 verdicts in the
-    order of the log.
+    """A stored receipt: entry bytes, whether there is a content, and its newest 1,000 verdicts in the order of the log.
 
     `erased_by` is the index of the entry that erased its content, None if none has.
     """
 
     index: int
     entry: bytes
-    content: Content | None
+    has_content: bool
     verdicts: tuple[VerdictRow, ...]
     erased_by: int | None = None
 
@@ -107,9 +106,13 @@ class LedgerReader:
         if index is None or index >= self.head().size:
             raise NotFound(f"the ledger holds no receipt {receipt_id}")
         verdicts = self.newest_verdicts(receipt_id, limit=_MOST_VERDICTS)[::-1]
-        content = self._store.content(index)
-        erased_by = self._store.erased_by(index) if content is None else None
-        return StoredReceipt(index, self._store.entry(index), content, tuple(verdicts), erased_by)
+        has_content = self._store.has_content(index)
+        erased_by = None if has_content else self._store.erased_by(index)
+        return StoredReceipt(index, self._store.entry(index), has_content, tuple(verdicts), erased_by)
+
+    def content(self, index: int) -> Content | None:
+        """The content of the receipt at `index`; None if none was given or it was erased. Raises ContentDamaged."""
+        return self._store.content(index)
 
     def receipts(
         self, narrow: ReceiptFilter | None = None, *, after: int = -1, limit: int = 100

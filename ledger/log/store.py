@@ -152,7 +152,11 @@ class Vault(Protocol):
         ...
 
     def content(self, receipt_index: int) -> Content | None:
-        """The content of a receipt, None if none was given or it was erased."""
+        """The content of a receipt, None if none was given or it was erased. Raises ContentDamaged."""
+        ...
+
+    def has_content(self, receipt_index: int) -> bool:
+        """Whether there is a content, which is not opened: it may be damaged, or its key out of reach for now."""
         ...
 
     def erased_by(self, receipt_index: int) -> int | None:

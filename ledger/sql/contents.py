@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, func, s
 
 from ledger.documents.content import Content
 from ledger.documents.receipt import Receipt
-from ledger.errors import FormatError, StoreError
+from ledger.errors import ContentDamaged, FormatError, StoreError
 from ledger.log.content_seal import ContentKey, ContentKeys, seal, unseal
 from ledger.log.store import Record
 from ledger.sql.connect import connect_for_reading_with, connect_with
@@ -198,9 +198,7 @@ class SealedContents:
         self._destroying = (destroyed, scrubbed), receipt_indexes
 
     def content(self, receipt_index: int) -> Content | None:
-        """The content of a receipt; None if it is missing or its key is destroyed. Raises StoreError if it is
-        damaged.
-        """
+        """The content of a receipt; None if it is missing or its key is destroyed. Raises ContentDamaged."""
         statement = select(contents.c.key_id, contents.c.sealed, receipts.c.receipt_id)
         joined = statement.join(receipts, receipts.c.index == contents.c.receipt_index)
         with self._database.reading() as connection:
@@ -208,9 +206,20 @@ class SealedContents:
         if row is None or row.sealed == b"" or (key := self._required().find(row.key_id)) is None:
             return None
         try:
-            return unseal(blob(row.sealed, f"the content of receipt {row.receipt_id}"), row.receipt_id, key)
-        except FormatError as error:
-            raise StoreError(f"the content of receipt {row.receipt_id} is damaged: {error}") from error
+            return unseal(blob(row.sealed, "its column"), row.receipt_id, key)
+        except (FormatError, StoreError) as error:
+            raise ContentDamaged(f"the content of receipt {row.receipt_id} is damaged: {error}") from error
+
+    def has(self, receipt_index: int) -> bool:
+        """Whether a content is sealed here, and its key is not known to be destroyed."""
+        sealed = contents.c.receipt_index == receipt_index, func.length(contents.c.sealed) > 0
+        with self._database.reading() as connection:
+            key_id = connection.execute(select(contents.c.key_id).where(*sealed)).scalar()
+        if key_id is None:
+            return False
+        with suppress(StoreError):  # the keys are out of reach for now
+            return self._required().find(key_id) is not None
+        return True
 
     def check_held(self) -> None:
         """`store.EntryStore.check_held`, of the keys."""

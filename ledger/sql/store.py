@@ -263,6 +263,9 @@ class SqlEntryStore:
     def content(self, receipt_index: int) -> Content | None:
         return self._contents.content(receipt_index)
 
+    def has_content(self, receipt_index: int) -> bool:
+        return self._contents.has(receipt_index)
+
     def erased_by(self, receipt_index: int) -> int | None:
         found = self._value(_ERASED_BY, receipt_index)
         return None if found is None else int(found)

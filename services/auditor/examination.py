@@ -32,6 +32,7 @@ from ledger.errors import FormatError, LedgerError
 from ledger.keys.envelope import Envelope
 from ledger.keys.trusted_keys import TrustedKeys
 from services.auditor.audit_error import CannotReplay, OutOfReach
+from services.client.errors import DataLoss
 
 OPEN_ENDED = ("cancelled", "error")
 """Finish reasons that decoding does not decide: only the tokens emitted until then can be compared."""
@@ -347,7 +348,12 @@ class Examiner:
             reason = f"no trusted key signed the receipt: {error}"
             return (NotCompared(UNREPLAYABLE, reason, tampered=True),)
         nothing = UNREPLAYABLE if receipt.engine is None else UNCHECKED
-        content = self._contents(receipt.receipt_id)
+        try:
+            content = self._contents(receipt.receipt_id)
+        except DataLoss as error:
+            if error.reason != "CONTENT_DAMAGED":
+                raise
+            return (NotCompared(nothing, error.message),)
         if content is None:
             return (NotCompared(nothing, erased or "the ledger keeps no content of it"),)
         try:

@@ -11,6 +11,7 @@ from ledger.errors import (
     ChainError,
     ClockAhead,
     Conflict,
+    ContentDamaged,
     FormatError,
     LedgerError,
     NotFound,
@@ -61,6 +62,9 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
         case SignerUnavailable():
             _log.error("reaching no signing key of the log: %s", error)
             return errors.Unavailable("the log's signing key cannot be reached; send it again", reason="SIGNER_AWAY")
+        case ContentDamaged():
+            _log.error("%s", error)
+            return errors.DataLoss(str(error), reason="CONTENT_DAMAGED")
         case StoreDamaged():
             _log.error("the database is damaged", exc_info=error)
             return _store_failed()

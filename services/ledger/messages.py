@@ -75,7 +75,7 @@ def _entry(index: int, data: bytes, kind: str) -> Entry:
 
 def content_state(stored: StoredReceipt) -> ledger_pb2.ContentState.ValueType:
     """Whether the content of a receipt is kept, erased or was never given."""
-    if stored.content is not None:
+    if stored.has_content:
         return ledger_pb2.CONTENT_STATE_KEPT
     erased = stored.erased_by is not None
     return ledger_pb2.CONTENT_STATE_ERASED if erased else ledger_pb2.CONTENT_STATE_NEVER_GIVEN

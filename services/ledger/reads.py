@@ -72,12 +72,14 @@ class LogReads:
         """A receipt with its verdicts and, on request, its content. Raises PermissionDenied too."""
         stored = self._seen(receipt_id)
         inclusion = self._reader.inclusion(stored.index)
+        found = None
         if content:
             check_content(caller(), stored.index, stored.entry)
+            found = self._reader.content(stored.index)
         outcome = stored.verdicts[-1].outcome if stored.verdicts else None
         return ledger_pb2.GetReceiptResponse(
             receipt=messages.receipt_message(stored.index, stored.entry, outcome),
-            content=content_message(stored.content) if content and stored.content is not None else None,
+            content=None if found is None else content_message(found),
             verdicts=map(messages.verdict_message, stored.verdicts),
             content_state=messages.content_state(stored),
             erasure_index=stored.erased_by,
@@ -145,7 +147,7 @@ class LogReads:
         """The unsigned erasure for a tenant's request. Raises NotFound, PermissionDenied, FailedPrecondition."""
         stored = self._seen(receipt_id)
         tenant = check_own(caller(), stored.index, stored.entry)
-        if stored.content is None:
+        if not stored.has_content:
             by = "was given" if stored.erased_by is None else f"is left: entry {stored.erased_by} erased it"
             raise FailedPrecondition(f"no content of the receipt {receipt_id} {by}", reason="NO_CONTENT")
         return Erasure.asked_for(receipt_id, stored.index, tenant, timestamp(datetime.now(UTC)))

@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from ledger.bundle.verification import verify_bundle
 from ledger.errors import FormatError
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client.errors import AlreadyExists, InvalidArgument, PermissionDenied, Unauthenticated
+from services.client.errors import AlreadyExists, DataLoss, InvalidArgument, PermissionDenied, Unauthenticated
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.verified import VerifiedLedger
 from services.ledger import retention_sweeper
@@ -91,6 +92,19 @@ def test_every_caller_learns_the_state_of_a_content(ledger: LedgerClient, operat
     operator.erase(signed(erasure(1, 1)))
     told = [(found.content_state, found.erasure_index) for found in map(ledger.receipt, map(receipt_id, range(4)))]
     assert told == [("KEPT", None), ("ERASED", 4), ("KEPT", None), ("NEVER_GIVEN", None)]
+
+
+def test_a_damaged_content_costs_no_proof_and_can_be_erased(
+    ledger: LedgerClient, operator: LedgerClient, auditor: LedgerClient, tmp_path: Path
+) -> None:
+    fill(ledger)
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as file, file:
+        file.execute("UPDATE contents SET sealed = zeroblob(length(sealed)) WHERE receipt_index = 1")
+    with pytest.raises(DataLoss, check=lambda error: error.reason == "CONTENT_DAMAGED"):
+        _kept(auditor, 1)
+    assert ledger.receipt(receipt_id(1)).content_state == "KEPT"
+    assert operator.erase(signed(erasure(1, 1))).index == 3
+    assert (ledger.receipt(receipt_id(1)).content_state, _kept(auditor, 1)) == ("ERASED", False)
 
 
 def test_only_operators_erase(ledger: LedgerClient, auditor: LedgerClient) -> None:

@@ -164,6 +164,7 @@ def test_references_are_answered_by_index(store: EntryStore) -> None:
 def test_content_is_kept_beside_its_receipt(store: EntryStore) -> None:
     fill(store)
     assert [store.content(index) for index in (0, 1, 2, 99)] == [content(0), None, content(2), None]
+    assert [store.has_content(index) for index in (0, 1, 2, 99)] == [True, False, True, False]
 
 
 def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(store: EntryStore) -> None:
@@ -174,6 +175,7 @@ def test_an_erasure_takes_the_content_of_its_receipt_with_it_and_nothing_else(st
         _, tiles = TileEdge.at(index, store).append([leaf_hash(erasing.entry)])
         store.commit(Batch((erasing,), tiles))
     assert [store.content(index) for index in (0, 1, 2)] == [content(0), None, None]
+    assert [store.has_content(index) for index in (0, 1, 2)] == [True, False, False]
     assert [store.erased_by(index) for index in (0, 1, 2, 99)] == [None, len(RECORDS) + 1, len(RECORDS), None]
     about = [sorted(store.about(*span)) for span in ((0, 1), (1, 3), (3, 99))]
     assert about == [[6], [3, 5, len(RECORDS), len(RECORDS) + 1], []]

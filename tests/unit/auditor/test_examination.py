@@ -17,6 +17,7 @@ from ledger.keys.envelope import Envelope
 from services.auditor.audit_error import CannotReplay, EngineAway
 from services.auditor.examination import Examiner, Finding, Replayed, compare, replay_limit
 from services.auditor.own_engine import OwnEngine, request_of
+from services.client.errors import DataLoss
 from services.generation.engine.request import EngineBusy
 from services.generation.verification import Verifier
 from tests.mutations import replace
@@ -115,6 +116,14 @@ def test_erased_content_is_unreplayable_and_no_pass() -> None:
     examiner = Examiner(trust(), lambda _: None, ScriptedReplayer(faithful()))
     erased = "the content was erased by entry 7"
     assert [each.reason for each in examiner.examine(envelope, erased)] == [erased]
+
+
+def test_damaged_content_is_unreplayable_and_no_outage_of_the_ledger() -> None:
+    def contents(_: str) -> NoReturn:
+        raise DataLoss("the content is damaged", reason="CONTENT_DAMAGED")
+
+    finding = examined(receipt(), None, ScriptedReplayer(faithful()), contents)
+    assert (finding.outcome, finding.reason, finding.tampered) == ("UNREPLAYABLE", "the content is damaged", False)
 
 
 @pytest.mark.parametrize("part", ["prompt_token_ids", "output_token_ids"])

@@ -124,6 +124,9 @@ class MemoryEntryStore:
         packed = self._records[receipt_index].content if receipt_index < len(self._records) else None
         return None if packed is None else unpacked(packed)
 
+    def has_content(self, receipt_index: int) -> bool:
+        return self.content(receipt_index) is not None
+
     def erased_by(self, receipt_index: int) -> int | None:
         return self._erased.get(receipt_index)
 

@@ -432,7 +432,7 @@ def test_a_reader_finds_receipts_with_their_content_and_verdicts(
     for document in (verdict(2, 2, "UNREPLAYABLE"), verdict(2, 2)):
         sequencer.append(signed(document)).result()
     found = reader.receipt(receipt_id(2))
-    assert (found.index, found.content) == (2, content(2))
+    assert (found.index, found.has_content, reader.content(2)) == (2, True, content(2))
     assert [(row.index, row.outcome) for row in found.verdicts] == [(4, "UNREPLAYABLE"), (5, "EXACT")]
     monkeypatch.setattr("ledger.log.reader._MOST_VERDICTS", 1)
     assert [row.index for row in reader.receipt(receipt_id(2)).verdicts] == [5]

@@ -8,6 +8,7 @@ signature, in any order of requests, and also after a crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,7 +79,9 @@ class Witness:
     def __init__(
         self, name: str, key: Signer, logs: Iterable[VerifierKey], memory: WitnessMemory, clock: Callable[[], float]
     ) -> None:
-        """`clock` gives POSIX seconds. Raises FormatError for an invalid name of a key."""
+        """`clock` gives POSIX seconds. Of the keys of one log, each replaces those before it. Raises FormatError for an
+        invalid name of a key.
+        """
         check_key_name(name)
         self._name = name
         self._key = key
@@ -95,10 +98,10 @@ class Witness:
         request = AddCheckpoint.from_bytes(body)
         note = Note.from_bytes(request.checkpoint)
         checkpoint = Checkpoint.from_text(note.text)
-        self._check_signature(note, checkpoint)
+        seen = self._memory.latest(checkpoint.origin)
+        self._check_signature(note, checkpoint, seen)
         if request.old_size > checkpoint.size:
             raise FormatError("request", f"old size {request.old_size} exceeds the checkpoint's {checkpoint.size}")
-        seen = self._memory.latest(checkpoint.origin)
         self._check_no_fork(request, checkpoint, seen)
         self._check_growth(request, checkpoint, seen)
         new = SeenTree(checkpoint.size, checkpoint.root, request.checkpoint)
@@ -115,12 +118,17 @@ class Witness:
             raise UnknownLog(f"this witness has cosigned no checkpoint of {origin}")
         return note
 
-    def _check_signature(self, note: Note, checkpoint: Checkpoint) -> None:
-        keys = [log.key for log in self._logs if log.name == checkpoint.origin]
+    def _check_signature(self, note: Note, checkpoint: Checkpoint, seen: SeenTree) -> None:
+        """A replaced key, which may be a stolen one, signs nothing more once its successor's checkpoint is cosigned."""
+        origin = checkpoint.origin
+        keys = [log.key for log in reversed(self._logs) if log.name == origin]
         if not keys:
-            raise UnknownLog(f"this witness does not watch {checkpoint.origin}")
+            raise UnknownLog(f"this witness does not watch {origin}")
+        if seen.note:
+            with suppress(SignatureError):  # by a key that is not listed any more
+                keys = keys[: keys.index(verify_note(Note.from_bytes(seen.note), origin, keys)) + 1]
         try:
-            verify_note(note, checkpoint.origin, keys)
+            verify_note(note, origin, keys)
         except SignatureError as error:
             raise UnsignedCheckpoint(str(error)) from None
 

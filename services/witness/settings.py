@@ -25,7 +25,9 @@ class WitnessSettings(ServerSettings):
     key_passphrase_file: Path | None = Field(
         None, description="A file with the passphrase of the private key, or the PIN of its device, in its first line."
     )
-    logs: Path = Field(description="The watched logs: a file with a verifier key (vkey) on each line.")
+    logs: Path = Field(
+        description="The watched logs: a file with a verifier key (vkey) on each line, a log's newest key last."
+    )
 
     @property
     def witness_key(self) -> Path:

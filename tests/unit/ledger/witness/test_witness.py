@@ -157,6 +157,19 @@ def test_only_checkpoints_of_its_logs_are_looked_at() -> None:
     assert memory.trees == {}
 
 
+def test_a_replaced_key_signs_nothing_more_once_its_successor_has() -> None:
+    log, other, memory = Log(), Log(salt=b"thief"), Memory()
+    new = seeded_key(b"n" * 32, "log")
+    witness = Witness(NAME, KEY, [LOG, VerifierKey(ORIGIN, new.public)], memory, lambda: 0)
+    for old, size, key in ((0, 2, KEYS["log"]), (2, 4, KEYS["log"]), (4, 6, new)):
+        proof = consistency_proof(old, size, log.hashes)
+        witness.add_checkpoint(AddCheckpoint(old, proof, log.checkpoint(size, key)).to_bytes())
+    for fork, size in ((log, 9), (other, 6)):
+        with pytest.raises(UnsignedCheckpoint):
+            witness.add_checkpoint(fork.request(6, size))
+    assert (memory.latest(ORIGIN).size, memory.accused) == (6, [])
+
+
 def test_of_two_concurrent_requests_the_second_has_to_start_again() -> None:
     log, memory = Log(), Memory()
     witness(memory).add_checkpoint(log.request(0, 4))

@@ -183,9 +183,9 @@ class DatastoreBuilder:
         np.save(folder / "weights.npy", weights)
         with one_version(self.base):
             embedding, embedder = Embedding(base_cid(self.base)), InputLayer.of_base(self.base, weights)
-        tokens = [folder / blob.path for blob, _ in shards.shards]
-        vectors = PassageVectors(embedder, tokens, passages, progress.embedded)
-        faiss.write_index(build_index(vectors), str(folder / "passages.faiss"))
+            tokens = [folder / blob.path for blob, _ in shards.shards]
+            vectors = PassageVectors(embedder, tokens, passages, progress.embedded)
+            faiss.write_index(build_index(vectors), str(folder / "passages.faiss"))
         manifest = Manifest(
             tokenizer_cid=self.tokenizer_cid,
             vocab_size=len(weights),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import pairwise
@@ -78,6 +78,7 @@ class CpuTarget:
         cache_dtype: str = "float32",
         arithmetic: str = "float32",
         packed: PackedFolder | None = None,
+        check_files: Callable[[], None] = lambda: None,
     ) -> None:
         """Load the weights and allocate the cache.
 
@@ -86,6 +87,8 @@ class CpuTarget:
             cache_dtype: of keys and values, float32, bfloat16 or int8; part of the profile.
             arithmetic: of linear layers with quantised weights, float32 or int8; part of the profile.
             packed: where packed weights are kept.
+            check_files: raises an error if the weights' files have changed since they were hashed, called before packed
+                weights are kept.
 
         Raises:
             WeightsInvalid: a weight is NaN or infinite.
@@ -106,6 +109,7 @@ class CpuTarget:
         with (packed or PackedFolder(0)).packing(base_cid, size) as pack:
             noted = _noted(pack, Progress("packing weights", size))
             self._parts = _load(config, weights, noted, adapters, arithmetic, cache)
+            check_files()
         kernels = compilation.kernels(f"cache_{cache_dtype}")
         move = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)
         self._moves = {is_own: move(kernels["move" if is_own else "move_lines"]) for is_own in (True, False)}
@@ -311,18 +315,18 @@ def load_target(
     Raises:
         TargetError: see `services.generation.target.errors`; the message names the file and the field.
     """
-    with one_version(directory):
+    with one_version(directory) as check:
         config = bounded(read_config(directory), context_length)
         weights = checked_weights(directory, config)
         arithmetic = arithmetic or usual_arithmetic(config, weights)
         cached = cache_dtype or usual_cache(config, arithmetic)
         blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
         cids = base_cid(directory), tokenizer_cid(directory)
-    loaded = _read_adapters(adapters or {}, config, directory, cids[0])
-    return CpuTarget(
-        config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
-        packed=packed,
-    )  # fmt: skip
+        loaded = _read_adapters(adapters or {}, config, directory, cids[0])
+        return CpuTarget(
+            config, weights, blocks, *cids, loaded, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
+            packed=packed, check_files=check,
+        )  # fmt: skip
 
 
 def _read_adapters(

@@ -170,15 +170,21 @@ def hash_ahead(path: Path) -> None:
 
 
 @contextmanager
-def one_version(path: Path, error: type[TargetError] = WeightsInvalid) -> Iterator[None]:
-    """A block that opens and hashes the files of a model or an adapter. Raises `error` at its end if a file was
-    modified or replaced since its beginning: the identifier could be of other bytes than the opened ones.
+def one_version(path: Path, error: type[TargetError] = WeightsInvalid) -> Iterator[Callable[[], None]]:
+    """A block that hashes and reads the files of a model or an adapter, also maps, which are read when they are used.
+
+    Raises `error` at its end if a file was modified or replaced since its beginning: the identifier could be of other
+    bytes than those that were read. Yields a function that checks it earlier.
     """
     before = _stamps(path)
-    yield
-    if changed := before ^ _stamps(path):
-        names = ", ".join(sorted({file.name for file, *_ in changed}))
-        raise error(f"{path}: {names}: changed while they were loaded; start again when all files are complete")
+
+    def check() -> None:
+        if changed := before ^ _stamps(path):
+            names = ", ".join(sorted({file.name for file, *_ in changed}))
+            raise error(f"{path}: {names}: changed while they were loaded; start again when all files are complete")
+
+    yield check
+    check()
 
 
 def _stamps(path: Path) -> frozenset[Stamp]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from services.datastores import builder as builder_module
-from services.datastores.builder import BuildFailed, BuildParameters, DatastoreBuilder, PassageVectors, ShardWriter
+from services.datastores.builder import (
+    BuildFailed,
+    BuildParameters,
+    BuildProgress,
+    DatastoreBuilder,
+    PassageVectors,
+    ShardWriter,
+)
 from services.datastores.documents import Document, DocumentsInvalid, find_files, read_documents, strip_tags
 from services.datastores.tokenising import fast_tokenizer
 from services.generation.drafting.retrieval.input_layer import InputLayer
@@ -254,6 +262,15 @@ def test_a_tokenizer_of_another_base_is_refused_before_documents_are_read(tmp_pa
     with pytest.raises(WeightsInvalid, match="400"):
         made.build(unread, tmp_path / "store")
     assert len(list(unread)) == len(TEXTS)
+
+
+def test_a_base_that_changes_while_passages_are_embedded_is_refused(tmp_path: Path) -> None:
+    own = Path(shutil.copytree(base(), tmp_path / "base"))
+    changes = BuildProgress(embedded=lambda *_: (own / "model.safetensors").touch())
+    made = DatastoreBuilder(own, tokenizer(), tokenizer_cid(own))
+    with pytest.raises(WeightsInvalid, match="safetensors"):
+        made.build(documents(TEXTS), tmp_path / "store", changes)
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
 def test_a_folder_that_is_being_built_is_left_to_that_build(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ class GpuTarget:
         cache_dtype: str = "float32",
         arithmetic: str = "float32",
         packed: PackedFolder | None = None,
+        check_files: Callable[[], None] = lambda: None,
     ) -> None:
         """Compile the kernels, check the device's arithmetic, load the weights and allocate the cache. The options are
         those of `CpuTarget`; `threads` are of drafters.
@@ -109,6 +110,7 @@ class GpuTarget:
         check_arithmetic(self.kernels, kinds)
         with (packed or PackedFolder(0)).packing(base_cid, stored_bytes(weights)) as pack:
             self._load(weights, pack, blocks)
+            check_files()
         if failures := self.probe_kernels().failures:
             raise DeviceUnavailable(f"{self.device} computes other bits than this CPU: {failures[0]}; use --device cpu")
 
@@ -304,7 +306,7 @@ def load_gpu_target(
         TargetError: see `services.generation.target.errors`; DeviceUnavailable, DeviceLost.
     """
     found = _opened(device)
-    with one_version(directory):
+    with one_version(directory) as check:
         config = bounded(read_config(directory), context_length)
         weights = checked_weights(directory, config)
         _refuse_unserved(config, weights, adapters or {}, found.description)
@@ -318,10 +320,10 @@ def load_gpu_target(
                 f"{needed >> 20} MiB; set a smaller --cache-bytes or --context-length, or take a smaller model"
             )
         cids = base_cid(directory), tokenizer_cid(directory)
-    return GpuTarget(
-        config, weights, found, blocks, *cids, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
-        packed=packed,
-    )  # fmt: skip
+        return GpuTarget(
+            config, weights, found, blocks, *cids, threads=threads, cache_dtype=cached, arithmetic=arithmetic,
+            packed=packed, check_files=check,
+        )  # fmt: skip
 
 
 def _opened(name: str) -> Device:

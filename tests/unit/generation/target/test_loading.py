@@ -25,7 +25,6 @@ from services.generation.target.errors import (
     WeightsInvalid,
 )
 from services.generation.target.family import HeadSizes
-from services.generation.target.identity import base_cid
 from services.generation.target.model_path import default_head_for, default_store_for, model_path
 from services.generation.target.model_settings import default_adapters_for
 from services.generation.target.probe import measure_profile
@@ -114,18 +113,19 @@ def test_a_faulty_directory_is_refused_with_its_fault(
         load_target(model, cache_tokens=64)
 
 
+@pytest.mark.parametrize("before", ["base_cid", "tokenizer_cid", "_read_adapters", "_load"])
 @pytest.mark.parametrize("file", [CONFIG, WEIGHTS, "tokenizer.json", "model.gguf"])
-def test_a_file_that_is_replaced_between_opening_and_hashing_is_refused(
-    model: Path, monkeypatch: pytest.MonkeyPatch, file: str
+def test_a_file_that_is_replaced_after_it_was_opened_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch, file: str, before: str
 ) -> None:
-    path = make_tiny_gguf(model / file) if file.endswith(".gguf") else model
+    path, step = make_tiny_gguf(model / file) if file.endswith(".gguf") else model, getattr(cpu, before)
 
-    def replaced(path: Path) -> str:
+    def replaced(*given: Any) -> Any:
         (new := model.parent / "new").write_bytes((model / file).read_bytes())
         new.replace(model / file)
-        return base_cid(path)
+        return step(*given)
 
-    monkeypatch.setattr(cpu, "base_cid", replaced)
+    monkeypatch.setattr(cpu, before, replaced)
     with pytest.raises(WeightsInvalid, match=file):
         load_target(path, cache_tokens=64)
 

@@ -70,6 +70,18 @@ def cpu(whole_numbers: Path) -> CpuTarget:
     return load_target(whole_numbers, cache_tokens=40 * 64)
 
 
+def test_a_file_that_changes_while_it_is_packed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, honest = make_tiny_gguf(tmp_path / "tiny.gguf", layers=1), GpuTarget._load
+
+    def written(*given: Any) -> None:
+        path.touch()
+        honest(*given)
+
+    monkeypatch.setattr(GpuTarget, "_load", written)
+    with pytest.raises(WeightsInvalid, match="tiny"):
+        load_gpu_target(path, device="opencl", cache_tokens=64)
+
+
 def chunks_and_trees(target: Target, layers: Sequence[int] = LAYERS) -> list[tuple[Float32, Float32]]:
     """Logits and features of two sequences: a prompt in chunks; beside it trees, an accepted path that is moved, and
     tokens after it.

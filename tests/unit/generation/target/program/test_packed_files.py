@@ -8,10 +8,12 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from services.generation.target import cpu
 from services.generation.target.arrays import Int64
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import WeightsInvalid
@@ -246,6 +248,24 @@ def test_weights_that_cannot_be_loaded_leave_nothing_behind(folder: PackedFolder
         assert (pack(TENSORS[:1], None), pack([infinite], None)) == ()
     assert not files(folder)
     assert start(folder) == PACKED
+
+
+def test_weights_that_change_while_they_are_packed_are_not_kept(
+    folder: PackedFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, honest = make_tiny_model(tmp_path / "model"), cpu._load
+
+    def written(*given: Any) -> Any:
+        with (made / "model.safetensors").open("r+b") as file:  # in place, as `rsync --inplace` writes
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\0\0\0\0")
+        return honest(*given)
+
+    monkeypatch.setattr(cpu, "_load", written)
+    with pytest.raises(WeightsInvalid, match="safetensors"):
+        load_target(made, packed=folder)
+    settle()
+    assert not files(folder)
 
 
 def test_of_two_that_start_together_one_packs(folder: PackedFolder, monkeypatch: pytest.MonkeyPatch) -> None:

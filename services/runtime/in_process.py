@@ -179,7 +179,8 @@ class _Call:
 
     def _end(self, code: grpc.StatusCode, details: str) -> None:
         context = self._context
-        context.status = context.status or (code, details)
+        if context.status is None or not context.answers.empty():  # messages are lost, whatever the handler did
+            context.status = code, details
         while not context.answers.empty():  # the caller reads no more
             context.answers.get_nowait()
         self._task.cancel()

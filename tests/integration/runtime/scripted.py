@@ -53,6 +53,9 @@ class ScriptedServicer(GenerationServiceServicer):
             if request.request.request_id == "torrent":
                 while True:
                     yield pb.GenerateStreamResponse(chunk=pb.Chunk(text="x" * 10_000))
+            if request.request.request_id == "as many as are buffered":
+                for _ in range(14):
+                    yield pb.GenerateStreamResponse(chunk=pb.Chunk(text="x"))
             yield pb.GenerateStreamResponse(finished=pb.Finished(finish_reason=pb.FINISH_REASON_STOP))
         finally:
             self.closed.set()

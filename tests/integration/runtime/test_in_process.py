@@ -111,6 +111,12 @@ async def test_a_deadline_ends_the_handler(reached: Reached) -> None:
     assert await asyncio.to_thread(reached.servicer.closed.wait, 60)
 
 
+async def test_a_deadline_that_passes_before_the_reader_has_all_messages_is_an_error(reached: Reached) -> None:
+    stream = reached.stream("as many as are buffered", timeout=0.2)
+    await _failure(reached.stream("endless", timeout=0.2))  # whose deadline is later
+    assert (await _failure(stream))[1] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
 @pytest.mark.parametrize("script", ["endless", "torrent"])
 async def test_a_cancelled_stream_closes_the_servicers_generator(reached: Reached, script: str) -> None:
     stream = reached.stream(script)

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from html.parser import HTMLParser
+from html import unescape
 from itertools import chain
 from pathlib import Path
 
 from services.generation.drafting.retrieval.manifest import DatastoreError
 
+_MARKUP = re.compile(
+    r"<(?:(?P<comment>!--)|(?P<section>!\[CDATA\[)|(?P<other>[!?]|/(?![a-zA-Z]))|/?(?P<name>[a-zA-Z][^\s/>]*))"
+)
+_REST_OF_TAG = re.compile(r"""(?:[^>=]|=\s*"[^"]*"|=\s*'[^']*'|=)*+>""")
+_ENDS = {"comment": "-->", "section": "]]>", "other": ">"}
+_RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}  # without markup
+_BEGINNING, _CHUNK = 8192, 1 << 20  # bytes
 _HIDDEN = ("script", "style", "noscript", "template")
 _BREAKS = ("p", "br", "div", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "section", "article", "table")
 
@@ -73,17 +82,14 @@ def read_documents(
     named = set(asked_for)
     for file in files:
         try:
-            data = file.read_bytes()
+            if _is_text(file):
+                yield from _documents(file)
+                continue
         except OSError as error:
             raise DocumentsInvalid(f"{file}: {error.strerror}; leave it out or make it readable") from error
-        try:
-            text = _text(data)
-        except ValueError:
-            if file in named:
-                raise DocumentsInvalid(f"{file}: not UTF-8 text; leave it out or convert it") from None
-            skipped(file)
-            continue
-        yield from _documents(file, text)
+        if file in named:
+            raise DocumentsInvalid(f"{file}: not UTF-8 text; leave it out or convert it")
+        skipped(file)
 
 
 def with_text(documents: Iterator[Document]) -> Iterator[Document]:
@@ -96,22 +102,39 @@ def with_text(documents: Iterator[Document]) -> Iterator[Document]:
     raise DocumentsInvalid("the corpus holds no text; name files with text in them")
 
 
-def _text(data: bytes) -> str:
-    if b"\0" in data[:8192]:
-        raise ValueError("binary")
-    return data.decode("utf-8-sig")
+def _is_text(file: Path) -> bool:
+    """Whether a file is UTF-8 without a zero byte at its beginning. Raises OSError."""
+    decode = getincrementaldecoder("utf-8")().decode
+    with file.open("rb") as data:
+        chunk = data.read(_CHUNK)
+        if b"\0" in chunk[:_BEGINNING]:
+            return False
+        try:
+            while chunk:
+                decode(chunk)
+                chunk = data.read(_CHUNK)
+            decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
-def _documents(file: Path, text: str) -> Iterator[Document]:
+def _documents(file: Path) -> Iterator[Document]:
+    """Raises OSError, DocumentsInvalid."""
     match file.suffix.lower():
-        case ".jsonl" | ".ndjson":
-            for number, line in enumerate(text.split("\n"), 1):  # a string may hold every other separator of lines
-                if line.strip():
-                    yield Document(f"{file}:{number}", _json_text(file, number, line))
+        case ".jsonl" | ".ndjson":  # of any size, unlike one document
+            with file.open(encoding="utf-8-sig", newline="\n") as lines:  # a string may hold every other separator
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield Document(f"{file}:{number}", _json_text(file, number, line.rstrip("\n")))
         case ".html" | ".htm" | ".xhtml":
-            yield Document(str(file), strip_tags(text))
+            yield Document(str(file), strip_tags(_read(file)))
         case _:
-            yield Document(str(file), text)
+            yield Document(str(file), _read(file))
+
+
+def _read(file: Path) -> str:
+    return file.read_bytes().decode("utf-8-sig")
 
 
 def _json_text(file: Path, number: int, line: str) -> str:
@@ -130,37 +153,41 @@ def _json_text(file: Path, number: int, line: str) -> str:
 
 
 def strip_tags(html: str) -> str:
-    """The visible text of a page."""
-    parser = _Text()
-    parser.feed(html)
-    parser.close()
-    lines = (" ".join(line.split()) for line in "".join(parser.pieces).splitlines())
+    """The visible text of a page, in time that is linear in its length, however it is broken."""
+    lines = (" ".join(line.split()) for line in "".join(_visible(html)).splitlines())
     return "\n".join(line for line in lines if line)
 
 
-class _Text(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.pieces: list[str] = []
-        self._hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._hidden += tag in _HIDDEN
-        if tag in _BREAKS:
-            self.pieces.append("\n")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden = max(0, self._hidden - (tag in _HIDDEN))
-        if tag in _BREAKS:
-            self.pieces.append("\n")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.pieces.append(data)
-
-    def parse_marked_section(self, i: int, report: bool = True) -> int:
-        """A section with an unknown keyword is a comment, as in browsers: Python 3.11 raises AssertionError for it."""
-        try:
-            return super().parse_marked_section(i, report)
-        except AssertionError:
-            return self.parse_bogus_comment(i, report)
+def _visible(page: str) -> Iterator[str]:
+    """Text outside of markup, with a line break for each element that has lines of its own. As in browsers, a comment
+    without an end hides the rest; a tag without an end is text.
+    """
+    hidden, at = 0, 0
+    while (start := page.find("<", at)) >= 0:
+        if not hidden:
+            yield unescape(page[at:start])
+        at = start
+        markup = _MARKUP.match(page, start)
+        kind = None if markup is None else markup.lastgroup
+        if markup is None or kind is None:
+            at += 1
+            if not hidden:
+                yield "<"
+        elif kind == "name":
+            tag = _REST_OF_TAG.match(page, markup.end())
+            if tag is None:
+                break
+            at = tag.end()
+            name, ends, is_empty = markup["name"].lower(), page[start + 1] == "/", page[at - 2] == "/"
+            if name in _BREAKS:
+                yield "\n"
+            if name in _HIDDEN and not is_empty:
+                hidden = max(0, hidden - 1) if ends else hidden + 1
+            if name in _RAW and not (ends or is_empty):
+                end = _RAW[name].search(page, at)
+                at = len(page) if end is None else end.start()
+        else:
+            end_at = page.find(_ENDS[kind], start + 2)
+            at = len(page) if end_at < 0 else end_at + len(_ENDS[kind])
+    if not hidden:
+        yield unescape(page[at:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -91,8 +92,11 @@ def fast_tokenizer(directory: Path) -> FastTokenizer:
 
     Raises ConfigInvalid if the directory has no fast tokenizer that loads.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(directory)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    command, environment = (
+        [sys.executable, "-P", "-m", __name__, str(directory)],
+        {"PYTHONIOENCODING": "utf-8:backslashreplace"},
+    )
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=os.environ | environment, check=False)
     if done.returncode:
         reason = done.stdout.strip() or done.stderr.strip() or f"exit {done.returncode}"
         raise ConfigInvalid(

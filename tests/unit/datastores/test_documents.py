@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def test_a_string_of_json_may_hold_every_separator_but_a_line_feed(tmp_path: Pat
     assert read(path) == (texts, [])
 
 
+def test_lines_of_json_are_not_in_memory_together(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(f'"{"one of many lines" * 50}"\n' * 10_000)
+    tracemalloc.start()
+    count = sum(1 for _ in read_documents([path], [path], lambda _: None))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (count, peak < path.stat().st_size / 2) == (10_000, True)
+
+
 @pytest.mark.parametrize("line", ['{"id": 1}', "[1]", "{", '{"text": 3}', "[" * 100_000, r'"\ud800"', "9" * 10_000])
 def test_a_line_without_text_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "x.jsonl"
@@ -100,6 +111,30 @@ def test_a_page_is_what_its_reader_sees(tmp_path: Path) -> None:
     ],
 )
 def test_a_marked_section_is_left_out(page: str, text: str) -> None:
+    assert strip_tags(page) == text
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["<a ", "</a ", "<a x='", '<a x=">" ', "<!-- ", "<!--x>", "<![CDATA[x>", "<![if x>", "<script></x", "<", "="],
+)
+def test_a_broken_page_is_read_in_linear_time(broken: str) -> None:
+    assert strip_tags("text<br>" + broken * (1_000_000 // len(broken))).startswith("text")
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("a<br>b <i title='>'>c</i> &lt;d&gt;", "a\nb c <d>"),
+        ("1 < 2 <3 </>x<?y>z", "1 < 2 <3 xz"),
+        ("a<b title=5'>b<b>'c", "ab'c"),
+        ("a<!-- > -->b<!-->c<!-- d", "abc"),
+        ("a<SCRIPT>'</p>' <!-- </ScRiPt >b<script/>c<style>d", "abc"),
+        ("a<template><p>b</template>c<noscript>d", "a\nc"),
+        ("a<b", "a<b"),
+    ],
+)
+def test_text_is_outside_of_markup(page: str, text: str) -> None:
     assert strip_tags(page) == text
 
 
@@ -164,6 +199,13 @@ def test_what_may_not_be_read_is_named_and_never_left_out_in_silence(
 def test_the_tokenizer_is_the_one_that_serves(model: Path) -> None:
     for directory in (model, base()):
         assert fast_tokenizer(directory).to_str() == Tokenizer(directory).fast.to_str()
+
+
+def test_a_tokenizer_loads_in_any_locale(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    assert fast_tokenizer(model).get_vocab_size() > 0
+    with pytest.raises(ConfigInvalid, match="Ā"):
+        fast_tokenizer(tmp_path / "Ā")
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from services.generation.target.config.config import explained, read_config
 from services.generation.target.errors import TargetError, about
 from services.generation.target.files.gguf_file import held_open
 from services.generation.target.identity import one_version
-from services.generation.target.kept_results import code_version
+from services.generation.target.kept_results import code_version, config_digest
 from services.generation.target.model_path import default_head_for, default_store_for
 from services.generation.target.probe import KeptProbes, NumericsProfile, measure_profile
 from services.generation.target.target import LoadTarget, Target
@@ -172,8 +172,9 @@ def prefix_disk(model: Model, folder: PrefixFolder) -> PrefixDisk:
             f"--prefix-cache-bytes: {folder.most_bytes} bytes; this model needs {2 * block} for two blocks of {BLOCK} "
             "tokens at least"
         )
-    layout = f"{code_version()} {type(model.target).__qualname__}"  # targets have layouts of their own
-    identity = model.target.base_cid, model.profile.cid, layout
+    target = model.target
+    layout = f"{code_version()} {type(target).__qualname__}"  # targets have layouts of their own
+    identity = target.base_cid, config_digest(target.config), model.profile.cid, layout
     return PrefixDisk(folder, identity, block, model.cost.of(BLOCK))
 
 

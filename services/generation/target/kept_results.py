@@ -6,15 +6,19 @@ import hashlib
 import json
 import logging
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 
 from ledger.durable_file import write_durably
 from ledger.encoding.text_forms import cid_of_json
 from services.generation.state_folder import one_at_a_time
+from services.generation.target.config.config import TargetConfig
 from services.generation.target.kernels.machine import cpus, this_machine
 from services.generation.target.target import Target
 
@@ -68,6 +72,7 @@ def _context(target: Target, threads: int) -> dict[str, Any]:
     """Everything on which a result can depend."""
     return {
         "base": target.base_cid,
+        "config": config_digest(target.config),
         "adapters": [adapter.cid for adapter in target.adapters],
         "context_length": target.config.context_length,
         "target": type(target).__qualname__,
@@ -86,7 +91,16 @@ def machine_described() -> str:
 
 
 @cache
+def config_digest(config: TargetConfig) -> str:
+    """Digest of a configuration as it was read, but for the served context: another version of transformers can read
+    another one from the same files.
+    """
+    return hashlib.sha256(repr(replace(config, context_length=0)).encode()).hexdigest()
+
+
+@cache
 def code_version() -> str:
-    """Digest of this package's code and LLVM's version."""
+    """Digest of this package's code and of the versions of LLVM, NumPy and gguf."""
     sources = b"".join(path.read_bytes() for path in sorted({*_PACKAGE.rglob("*.py"), *_PACKAGE.rglob("*.cl")}))
-    return hashlib.sha256(sources + repr(llvm.llvm_version_info).encode()).hexdigest()
+    libraries = llvm.llvm_version_info, np.__version__, version("gguf")
+    return hashlib.sha256(sources + repr(libraries).encode()).hexdigest()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from services.generation.state_folder import one_at_a_time
 from services.generation.target.blocks import BLOCK
 from services.generation.target.cpu import CpuTarget, load_target
 from services.generation.target.errors import CacheFull
+from services.generation.target.kept_results import code_version
 from services.generation.target.kernels.records import PASS
 from services.generation.target.probe import KeptProbes, ProbeReport, measure_profile, probe
 from services.generation.target.program.kernel_probe import KernelReport
@@ -151,6 +153,19 @@ def test_other_code_is_probed_again(target: CpuTarget, tmp_path: Path, monkeypat
     assert kept.find(target) is not None
     monkeypatch.setattr("services.generation.target.kept_results.code_version", lambda: "another")
     assert kept.find(target) is None
+
+
+def test_a_configuration_that_is_read_in_another_way_is_probed_again(target: CpuTarget, tmp_path: Path) -> None:
+    kept, other = KeptProbes(tmp_path), copy(target)
+    kept.keep(target, ProbeReport(3, (), "sha256:00"))
+    other.config = replace(target.config, windows=(9, 0))  # another version of transformers, with other defaults
+    assert kept.find(other) is None
+
+
+def test_other_libraries_are_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = code_version()
+    monkeypatch.setattr(np, "__version__", "0.0.0")
+    assert code_version.__wrapped__() != own
 
 
 def test_a_probe_with_a_thread_for_each_cpu_holds_for_one_thread_alone(

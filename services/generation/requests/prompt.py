@@ -61,6 +61,11 @@ class Tools:
             for tool in self.shown
         ]
 
+    @property
+    def only_single(self) -> bool:
+        """Whether the output follows a grammar only to have a single call."""
+        return not self.parallel and not any(map(self._keeps, self.shown))
+
     def schemas(self) -> Iterator[tuple[str, str]]:
         """Schemas that have to compile, as JSON, with their field paths."""
         for place, tool in enumerate(self.shown):
@@ -121,7 +126,7 @@ def read_tools(messages: pb.ChatMessages) -> Tools | None:
         return None
     shown = tuple(tool for tool in messages.tools if not allowed or tool.name in allowed)
     parallel = not messages.HasField("parallel_tool_calls") or messages.parallel_tool_calls
-    return Tools(shown, required, required or any(tool.strict for tool in shown), parallel)
+    return Tools(shown, required, required or not parallel or any(tool.strict for tool in shown), parallel)
 
 
 def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:

@@ -337,7 +337,8 @@ async def calls_held(
 ) -> StructuredOutputs:
     """The constraint of an output that calls these tools, or is text that keeps to `text`.
 
-    Raises InvalidArgument naming the tool, or the constraint, and the place in it.
+    Raises InvalidArgument naming the tool, or the constraint, and the place in it, or the parallel calls that are not
+    to be.
     """
     await grammars.compiled(text)
     for path, schema in tools.schemas():  # each alone, so that errors name the place in it
@@ -354,6 +355,8 @@ async def calls_held(
     try:
         await grammars.compiled(source)
     except InvalidArgument as error:
+        if tools.only_single:
+            raise InvalidArgument("messages.parallel_tool_calls", f"is false: its grammar {_cause(error)}") from error
         raise InvalidArgument("messages.tools", f"their grammar {_cause(error)}") from error
     return source
 

@@ -126,10 +126,10 @@ NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
 TEXTS = ("the ledger 2026", "signed and sent", "1+20", "((guess))", '{"nation": 3}')
 
 
-def tools(*, required: bool = False, strict: bool = True) -> Tools:
+def tools(*, required: bool = False, strict: bool = True, parallel: bool = True) -> Tools:
     told = [pb.Tool(name=name, parameters=json.dumps(CITY), strict=strict) for name in ("get", "get_all")]
     choice = pb.TOOL_CHOICE_REQUIRED if required else pb.TOOL_CHOICE_AUTO
-    read = read_tools(pb.ChatMessages(tools=told, tool_choice=choice))
+    read = read_tools(pb.ChatMessages(tools=told, tool_choice=choice, parallel_tool_calls=parallel))
     assert read is not None
     return read
 
@@ -137,6 +137,17 @@ def tools(*, required: bool = False, strict: bool = True) -> Tools:
 def allows(grammar: str, output: str) -> bool:
     matcher, tokens = compiler().compile(StructuredOutputs("grammar", grammar)).matcher(), encoded(output)
     return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("syntax", [PLAIN, LLAMA])
+def test_without_parallel_calls_the_first_one_ends_the_output(syntax: ToolCallSyntax) -> None:
+    asked, call = tools(strict=False, parallel=False), ("get", '{"town": 7}')
+    assert asked.held
+    grammar, written = asked.grammar(syntax, {}), syntax.written([call])
+    for output in ("Well.", written, f"Well. {written}"):
+        assert allows(grammar, output)
+    for output in (syntax.written([call, call]), f"{written}\n{written}", f"{written} Well."):
+        assert not allows(grammar, output)
 
 
 @pytest.mark.parametrize("syntax", [PLAIN, LLAMA])
@@ -172,12 +183,22 @@ def test_required_calls_leave_no_text_and_free_ones_any() -> None:
     assert not allows(free, PLAIN.written([("get", '{"town": 1}')]))
 
 
-async def test_calls_that_another_engine_has_no_grammar_for_are_refused_as_tools() -> None:
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (tools(required=True), "messages.tools"),
+        (tools(parallel=False), "messages.tools"),
+        (tools(strict=False, parallel=False), "messages.parallel_tool_calls"),
+    ],
+)
+async def test_calls_that_another_engine_has_no_grammar_for_are_refused_by_their_field(
+    asked: Tools, field: str
+) -> None:
     codec = cast(TextCodec, SimpleNamespace(tool_calls=PLAIN, markup={}, hidden=()))
     grammars = TenantGrammars(PassedOn(DIALECTS["llama-server"]), "acme", None)
     with pytest.raises(InvalidArgument) as caught:
-        await calls_held(tools(required=True), None, codec, grammars, TenantThreads(1))
-    assert caught.value.field == "messages.tools"
+        await calls_held(asked, None, codec, grammars, TenantThreads(1))
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from services.generation.engine.numba_cache import compiling
 from services.generation.engine.prefix_disk import PrefixDisk, PrefixFolder
 from services.generation.engine.text.grammar_compiler import GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
-from services.generation.given_parts import Part, WrongPart, check_parts
 from services.generation.requests.resolution import Identity
 from services.generation.requests.served_heads import (
     HeadSources,
@@ -187,7 +186,6 @@ def _one_row_a_pass(settings: EngineSettings) -> EngineSettings:
 
 async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Model, HeadState]:
     """The model of the settings, and its heads, also refused heads. Raises CannotStart."""
-    await asyncio.to_thread(_check_parts, settings)
     model = await _loaded(settings, load)
     answered = await asyncio.to_thread(_answered_tokens, settings, model)
     found = await _heads(settings, model, answered)
@@ -209,22 +207,6 @@ async def prepared(settings: GenerationSettings, load: LoadTarget) -> tuple[Mode
     except CannotDraft as error:
         raise CannotStart(f"cannot draft by {error}") from error
     return model, HeadState(model.heads, found.refused)
-
-
-def _check_parts(settings: GenerationSettings) -> None:
-    """Check the given parts before weights are loaded. Raises CannotStart."""
-    owned, shared = settings.datastore, settings.shared_datastore
-    stores = [Part(f"--datastore {each}", Path(each.partition("=")[2])) for each in owned]
-    try:
-        check_parts(
-            settings.model,
-            datastores=[*stores, *(Part("--shared-datastore", path) for path in shared)],
-            heads=[Part("--head", Path(each)) for each in settings.head if is_folder(each)],
-            adapters=[Part("--adapter", path, name) for name, path in settings.adapters.items()],
-            draft_models=[Part("--draft-model", path) for path in [settings.draft_model] if path],
-        )
-    except WrongPart as error:
-        raise CannotStart(str(error)) from error
 
 
 async def _loaded(settings: GenerationSettings, load: LoadTarget) -> Model:
@@ -277,7 +259,7 @@ async def _named_heads(settings: GenerationSettings, model: Model) -> LoadedHead
     found = await asyncio.to_thread(load_heads, sources, model.target.base_cid, model.target.config)
     for refused in found.refused:
         if is_folder(refused.reference):
-            raise CannotStart(f"cannot draft with the head in {refused.reference}: {refused.message}")
+            raise CannotStart(f"--head: {refused.reference}: {refused.message}")
     return found
 
 

@@ -168,7 +168,7 @@ class ForeignEngine:
             raise CannotStart(f"--head: {folder} is not a head that receipts may name: {error}") from error
         head = ServedHead(published.cid, folder, published.publication.name, published.index, ENGINE)
         self.heads = HeadState((head,))
-        self._speculates = replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind, _no_kind))
+        self._speculates = replace(SPECULATION, heads=HeadKind(_no_kind, "", _no_kind))
 
     async def _first_description(self, method: str) -> About:
         upstream, until, last_logged = self._upstreams[method], time.monotonic() + _START_SECONDS, ""

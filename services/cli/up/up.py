@@ -140,8 +140,6 @@ def up(
         configuration.refuse_what_up_sets(services.plans())
     refuse_tls_variables(services.plans())
     listen.check_ports(metrics)
-    if not engine:
-        served.check_parts(found)
     reporter = UpReporter(every.log_format)
     faster = (lambda: None) if engine else served.faster
     _run(services, found, faster, reporter, _stop_seconds(configuration), as_json=json)

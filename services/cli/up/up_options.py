@@ -282,24 +282,6 @@ class ServedOptions:
         off = {"no_auto_discover": not self.auto_discover, "no_own_head": not self.own_head}
         return off | {name: getattr(self, name) for name in own}
 
-    def check_parts(self, found: dict[str, Path]) -> None:
-        """Check by small files that heads, adapters and datastores fit the model; `found` are adapters that were not
-        named. Raises UsageError, which names the flag.
-        """
-        from services.generation.given_parts import Part, WrongPart, check_parts
-
-        adapters = named_adapters(self.adapter or ()) or found
-        try:
-            check_parts(
-                self.model,
-                datastores=[Part("--shared-datastore", path) for path in self.shared_datastore or ()],
-                heads=[Part("--head", Path(each)) for each in self.head or () if "/" in each],
-                adapters=[Part("--adapter", path, name) for name, path in adapters.items()],
-                draft_models=[Part("--draft-model", path) for path in [self.draft_model] if path],
-            )
-        except WrongPart as error:
-            raise UsageError(str(error)) from error
-
 
 SERVED = ServedOptions()
 

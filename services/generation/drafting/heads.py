@@ -134,8 +134,6 @@ class HeadKind:
         HeadWeightsInvalid: a file is truncated; a tensor is missing, unknown, or of another shape, dtype or range.
         HeadForAnotherBase: the head's sizes do not fit the base.
     """
-    check: Callable[[Path, TargetConfig], None]
-    """Check a folder's head without reading a tensor. Raises HeadError."""
 
 
 def read_document(directory: Path) -> dict[str, Any]:

@@ -44,11 +44,6 @@ def load_head(folder: Path, base: TargetConfig) -> DraftHead:
     return _kind_of(folder).load(folder, base)
 
 
-def check_head(folder: Path, base: TargetConfig) -> None:
-    """Check a folder for `load_head`, by its configuration and its tensors' names. Raises HeadError."""
-    _kind_of(folder).check(folder, base)
-
-
 def _kind_of(folder: Path) -> HeadKind:
     document, kinds = read_document(folder), {spec.name: spec.heads for spec in METHODS if spec.heads is not None}
     for kind in kinds.values():

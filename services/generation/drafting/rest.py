@@ -131,6 +131,6 @@ METHOD = MethodSpec(
     meaning="what followed the same words in a datastore or in the request",
     build=_build,
     missing="no_datastore",
-    flag="--datastore",
+    flag="--datastore or --shared-datastore",
     workloads=("rag",),
 )

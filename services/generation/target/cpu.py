@@ -337,5 +337,5 @@ def _read_adapters(
         try:
             read.append(read_adapter(name, directory, base, base_directory, base_cid))
         except TargetError as error:
-            raise type(error)(f"adapter {name}: {error}") from error
+            raise type(error)(f"--adapter: {name}: {error}") from error
     return read

@@ -233,11 +233,6 @@ def load_block_head(directory: Path, base: TargetConfig) -> BlockHead:
     return BlockHead(found.origin, found.config, found.tensors(), found.target_ids())
 
 
-def check_block_head(directory: Path, base: TargetConfig) -> None:
-    """Check a folder by its configuration and its tensors' names. Raises as `load_block_head` does."""
-    _described(directory, base)
-
-
 def _described(directory: Path, base: TargetConfig) -> Described[BlockConfig]:
     document = read_document(directory)
     origin = _origin(document)

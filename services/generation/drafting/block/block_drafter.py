@@ -13,7 +13,6 @@ import numpy as np
 from services.generation.drafting.block.block_checkpoint import (
     KNOWN_BY,
     BlockHead,
-    check_block_head,
     is_block,
     load_block_head,
 )
@@ -98,5 +97,5 @@ METHOD = MethodSpec(
     flag="--head",
     depth=16,
     parameters=(Parameter("block_width", 1, 16, "tokens tried at each position of the block; 1 is a chain"),),
-    heads=HeadKind(is_block, KNOWN_BY, load_block_head, check_block_head),
+    heads=HeadKind(is_block, KNOWN_BY, load_block_head),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from services.generation.drafting.eagle3.checkpoint import LAYOUT, Head
 from services.generation.drafting.eagle3.head_pass import HeadPass
-from services.generation.drafting.eagle3.loading import check_head, confirm_layers, is_eagle3, load_head
+from services.generation.drafting.eagle3.loading import confirm_layers, is_eagle3, load_head
 from services.generation.drafting.head_drafter import ARITHMETIC
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, Parameter
@@ -65,6 +65,5 @@ METHOD = MethodSpec(
         is_eagle3,
         f"layout {LAYOUT}, speculators_model_type eagle3, or a flat Llama config with draft_vocab_size",
         load_head,
-        check_head,
     ),
 )

@@ -109,11 +109,6 @@ def load_head(directory: Path, base: TargetConfig) -> Head:
     return Head(found.origin, found.config, found.tensors(), found.target_ids(), others)
 
 
-def check_head(directory: Path, base: TargetConfig) -> None:
-    """Check a folder by its configuration and its tensors' names. Raises as `load_head` does."""
-    _described(directory, base)
-
-
 def is_eagle3(document: Mapping[str, Any]) -> bool:
     """Whether a config.json is in one of the three layouts."""
     named = document.get("architectures")

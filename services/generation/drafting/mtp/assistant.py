@@ -117,11 +117,6 @@ def read_assistant_beside(path: Path, base: TargetConfig) -> Assistant | None:
     return Assistant("gguf", base, own, parts.tensors(shapes), cid_of_tensors(stored))
 
 
-def check_assistant(directory: Path, base: TargetConfig) -> None:
-    """Check a folder by its configuration and its tensors' names. Raises as `load_assistant` does."""
-    _described(directory, base)
-
-
 def write_assistant(directory: Path, source: Path, base: TargetConfig) -> None:
     """Write the assistant in `source` in kolm's layout, with every value as it is stored. Raises HeadError."""
     document, own, stored = _described(source, base)

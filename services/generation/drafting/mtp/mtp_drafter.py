@@ -19,7 +19,6 @@ from services.generation.drafting.method_spec import DrafterInputs, MethodSpec, 
 from services.generation.drafting.mtp.assistant import (
     KNOWN_BY,
     Assistant,
-    check_assistant,
     is_assistant,
     load_assistant,
 )
@@ -168,6 +167,6 @@ METHOD = MethodSpec(
         Parameter("tree_width", 1, 16, "children looked at below a node, and nodes expanded at each depth"),
         Parameter("tree_tokens", 1, 64, "draft tokens verified in a pass"),
     ),
-    heads=HeadKind(is_assistant, KNOWN_BY, load_assistant, check_assistant),
+    heads=HeadKind(is_assistant, KNOWN_BY, load_assistant),
     own_head=True,
 )

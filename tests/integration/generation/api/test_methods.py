@@ -86,7 +86,7 @@ async def test_a_store_that_is_not_right_stops_the_start(
         manifest.write_text(manifest.read_text().replace(tokenizer_cid(model), "cidv1:sha256:" + "0" * 64))
     if damage == "cut":
         (store / "suffixes-00000.npy").write_bytes(b"")
-    with pytest.raises(CannotStart, match=r"^--shared-datastore: "):
+    with pytest.raises(CannotStart, match=rf"--shared-datastore\): {store}"):
         await deployment.start_generation(shared_datastore=(store,))
 
 

@@ -212,7 +212,7 @@ async def test_a_folder_given_directly_drafts_and_is_marked_as_unsigned(
     assert (await deployment.receipts(1))[0].spec_decode.head_cid == head.head_cid != cid(b"")
     await deployment.stop_generation()
     (folder / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(CannotStart, match=str(folder)):
+    with pytest.raises(CannotStart, match=f"^--head: {folder}: "):
         await deployment.start_generation(head=(str(folder),))
 
 

@@ -99,7 +99,7 @@ def refused(base: Path, adapter: Path, kind: type[TargetError], named: str) -> N
     with pytest.raises(kind) as caught:
         load_target(base, cache_tokens=64, adapters={"mine": adapter})
     assert type(caught.value) is kind
-    assert str(caught.value).startswith("adapter mine: ")
+    assert str(caught.value).startswith("--adapter: mine: ")
     assert named in str(caught.value)
 
 

@@ -269,9 +269,7 @@ class Buffers:
         """`widest`: the most inputs of linear layers outside of decoder layers."""
         dim = max(padded(layer.head_dim, layout.LANES) for layer in layers)
         group_size = max(layer.heads // max(layer.kv_heads, 1) for layer in layers)
-        attended = max(layer.output[0].inputs for layer in layers)
-        widest_mlp = max(sizes.intermediate_size, experts.shared if experts else 0)
-        inner = padded(widest_mlp, PANEL)
+        inner = padded(max(sizes.intermediate_size, experts.shared if experts else 0), PANEL)
         self.rows, self.members, self.positions = rows, members, positions
         self.x, self.normed, self.update = (self.lines(sizes.hidden_size) for _ in range(3))
         self.qkv = self.lines(max(sum(module.outputs for module in layer.qkv) for layer in layers))
@@ -280,7 +278,7 @@ class Buffers:
         self._mixed: dict[int, Float32] = {}
         self.gate_up, self.inner = self.lines(2 * inner), self.lines(inner)
         self.experts = ExpertBuffers(experts, sizes.hidden_size, rows) if experts else None
-        widest = max(widest, experts.size if experts else 0, sizes.hidden_size, attended, widest_mlp)
+        widest = max(widest, sizes.hidden_size, *(module.inputs for layer in layers for module in layer.modules))
         attending = layout.scratch_bytes(group_size, dim)
         rules = [layer.rule for layer in layers if layer.rule]
         self.folded = _lines(MOST_STEPS, max(rule.folded for rule in rules)) if rules else None

@@ -22,7 +22,7 @@ from services.generation.target.program.team import Team
 from tests.examples import grid
 from tests.fakes.engine_runs import run
 from tests.fakes.rows import chunk_rows, tree_rows
-from tests.fakes.tiny_model import make_tiny_model, target_of
+from tests.fakes.tiny_model import logits_of, make_tiny_model, target_of
 
 CONTEXT = 128
 CANARY = 0xA5
@@ -104,6 +104,16 @@ def test_a_request_with_a_wide_window_stays_within_the_buffers(tmp_path: Path, g
         assert guarded.overwritten == 0
     assert len({outcome.stream_digest for outcome in outcomes}) == 1
     assert outcomes[0].finish_reason == "length"
+
+
+def test_wide_inputs_of_layers_stay_within_the_buffers(tmp_path: Path, guarded: Guarded) -> None:
+    path = make_tiny_model(
+        tmp_path, architecture="gemma4", vocab=300, layers=1, hidden=64, heads=4, kv_heads=2, head_dim=16,
+        global_head_dim=16, layer_types=["full_attention"], hidden_size_per_layer_input=12_000,
+        vocab_size_per_layer_input=300, num_kv_shared_layers=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    logits_of(target_of(path, threads=1), [12], range(12))
+    assert guarded.overwritten == 0
 
 
 def test_a_row_past_the_context_is_refused_before_a_kernel_runs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,12 @@ class Tools:
         lines = [*start, f"calls: first {more}{write.literal(syntax.close)} {_blank_after(syntax)}"]
         for name, before in {"first": begins, "more": syntax.between if more else None}.items():
             if before is not None:
-                each = (write.literal(before, tool.name, syntax.middle) for tool in self.shown)
-                lines.append(f"{name}: " + " | ".join(f"{begun} arguments_{n}" for n, begun in enumerate(each)))
+                each = (
+                    f"{write.literal(before, tool.name, middle)} arguments_{place}"
+                    for place, tool in enumerate(self.shown)
+                    for middle in syntax.middles
+                )
+                lines.append(f"{name}: " + " | ".join(each))
         for place, tool in enumerate(self.shown):
             schema = read_schema(tool.parameters) if self._keeps(tool) and tool.parameters else None
             lines.append(f"arguments_{place}: {schema_rule(_ANY | (schema or {}))}")

@@ -30,6 +30,7 @@ THOUGHT = "<|channel|>analysis<|message|>An assistant adds: 2 + 2.<|end|><|start
 FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
 ADDS = "An assistant adds: 2 + 2."
 CALL = '<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+NATURAL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"a": 1}<|call|>'
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
 
 
@@ -64,15 +65,10 @@ def tools(strict: bool, choice: str = "auto") -> dict[str, Any]:
         ({}, THOUGHT + FINAL, ADDS, "It is 4.", None),
         ({}, FINAL, "", "It is 4.", None),
         (tools(False), THOUGHT + FINAL, ADDS, "It is 4.", None),
-        (
-            tools(False),
-            THOUGHT + '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"a": 1}<|call|>',
-            ADDS,
-            "",
-            '{"a": 1}',
-        ),
+        (tools(False), THOUGHT + NATURAL, ADDS, "", '{"a": 1}'),
         (tools(True), THOUGHT + FINAL, ADDS, "It is 4.", None),
-        (tools(True), THOUGHT + "<|channel|>commentary to=functions.look" + CALL, ADDS, "", '{"a": 1}'),
+        (tools(True), THOUGHT + NATURAL, ADDS, "", '{"a": 1}'),
+        (tools(True), THOUGHT + " to=functions.look" + CALL, ADDS, "", '{"a": 1}'),
         (tools(False, "required"), " to=functions.look" + CALL, "", "", '{"a": 1}'),
     ],
 )

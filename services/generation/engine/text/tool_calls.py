@@ -44,6 +44,11 @@ class ToolCallSyntax:
     between: str | None
     close: str
 
+    @property
+    def middles(self) -> tuple[str, ...]:
+        """`middle`, and another text in its place that the model may write."""
+        return (self.middle, _CHANNEL_FIRST) if self == HARMONY_CALLS else (self.middle,)
+
     def without(self, special: Iterable[str]) -> ToolCallSyntax:
         """The syntax in decoded text, in which special tokens have no text."""
 
@@ -69,7 +74,9 @@ PLAIN = ToolCallSyntax(
 )
 """The syntax of Hermes and Qwen, for templates without tools."""
 HARMONY_CALLS = ToolCallSyntax(" to=functions.", "<|channel|>commentary json<|message|>", None, "")
-"""gpt-oss's syntax. Its model also names the function after the channel; its calls end with a token of their own."""
+"""gpt-oss's syntax. Its calls end with a token of their own."""
+_CHANNEL_FIRST = " <|constrain|>json<|message|>"
+"""Between name and arguments if gpt-oss names the channel before the function."""
 
 
 def learned_syntax(render: Callable[[Turns, bool], str]) -> ToolCallSyntax | None:

@@ -114,9 +114,10 @@ class SqlInspection:
             yield from found.scalars()
 
     def _is_there_now(self, receipt_index: int) -> bool:
-        statement = select(contents.c.receipt_index).where(contents.c.receipt_index == receipt_index)
+        """Whether the content is sealed in the present state: an erasure after the snapshot first empties its row."""
+        sealed = contents.c.receipt_index == receipt_index, func.length(contents.c.sealed) > 0
         with self._database.reading() as connection:
-            return connection.execute(statement).first() is not None
+            return connection.execute(select(contents.c.receipt_index).where(*sealed)).first() is not None
 
     def damage(self) -> Sequence[str]:
         if self._connection.dialect.name != "sqlite":

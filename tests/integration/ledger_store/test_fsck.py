@@ -152,6 +152,13 @@ def test_a_running_ledger_can_be_checked(tmp_path: Path) -> None:
                 future.result()
 
 
+def test_an_erasure_during_a_check_is_no_finding(path: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.db"
+    with writing(path, keys) as (_, sequencer), closing(SqlInspection.open(path, keys)) as inspection:
+        sequencer.append(signed(erasure(7, 7))).result()
+        assert fsck(inspection, TRUSTED, Depth.DEEP, origin=ORIGIN).findings == ()
+
+
 def test_entries_of_a_crash_are_no_fault_and_are_counted(path: Path) -> None:
     tamper(path, "DELETE FROM checkpoints WHERE size = 303")
     report = check(path, Depth.DEEP)

@@ -55,7 +55,7 @@ def judge(
     as_of = _as_of(summary, limits, now)
     return [
         *_forks(memory),
-        *_deviations(summary, limits),
+        *_deviations(summary, memory, limits),
         *_inconsistent(summary, limits),
         *_breaches(summary, limits),
         *_contradictions(summary, limits),
@@ -85,13 +85,17 @@ def _forks(memory: MonitorMemory) -> Iterator[Finding]:
         yield Finding(kinds.FORK, kinds.FORK, "the log has signed two histories", evidence=evidence)
 
 
-def _deviations(summary: Summary, limits: Limits) -> Iterator[Finding]:
+def _deviations(summary: Summary, memory: MonitorMemory, limits: Limits) -> Iterator[Finding]:
     standing = [verdict for verdict in summary.deviations if verdict >= limits.since]
     if standing:
         verdict = max(standing)
+        receipt = summary.deviations[verdict]
+        ends = "operators end one by `kolm halts resume`"
+        if any(scope.method == "off" for scope in memory.served_in(receipt)):
+            ends = f"with speculation off nothing is halted, so only --since {verdict + 1} ends it"
         message = (
-            f"entry {verdict}: a replay of the receipt at entry {summary.deviations[verdict]} came out differently "
-            f"({len(standing)} such verdicts without a resume; operators end one by `kolm halts resume`)"
+            f"entry {verdict}: a replay of the receipt at entry {receipt} came out differently "
+            f"({len(standing)} such verdicts without a resume; {ends})"
         )
         yield Finding(kinds.DEVIATION, f"{kinds.DEVIATION}:{verdict}", message, verdict)
 

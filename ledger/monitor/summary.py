@@ -106,7 +106,8 @@ class Summary:
     def _settle(self, entry: CheckedEntry, document: Document) -> None:
         match document:
             case Verdict() if document.outcome == DEVIATION:
-                self.deviations[entry.index] = document.receipt_index
+                if not self._is_lifted(document.receipt_index):  # judged after the halt and the resume of another one
+                    self.deviations[entry.index] = document.receipt_index
             case Verdict() if document.outcome == INCONSISTENT or self._misjudged(document):
                 self.inconsistent += 1
                 self.newest_inconsistent = (entry.index, document.receipt_index)
@@ -135,8 +136,11 @@ class Summary:
         self.deviations = {
             verdict: receipt
             for verdict, receipt in self.deviations.items()
-            if verdict in still or not self.walk.watch.lifted(self.memory.served_in(receipt), receipt)
+            if verdict in still or not self._is_lifted(receipt)
         }
+
+    def _is_lifted(self, receipt: int) -> bool:
+        return self.walk.watch.lifted(self.memory.served_in(receipt), receipt)
 
     def to_document(self) -> dict[str, Any]:
         """The summary as JSON, for `MonitorMemory.save`."""

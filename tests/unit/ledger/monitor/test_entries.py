@@ -23,6 +23,7 @@ from tests.mutations import replace
 from tests.unit.ledger.builders import (
     BASE,
     KEYS,
+    OFF,
     START,
     at,
     draw,
@@ -107,6 +108,18 @@ def test_a_deviation_stands_until_operators_have_resumed(memory: MonitorMemory) 
     assert told(log, memory) == [kinds.DEVIATION]
     log.append(resume(5))
     assert told(log, memory) == []
+    log.append(verdict(3, 2, "DEVIATION"))  # of a receipt before the halt that was resumed
+    assert told(log, memory) == []
+
+
+def test_no_resume_ends_a_deviation_with_speculation_off(memory: MonitorMemory) -> None:
+    log = owed(3)
+    at = log.append(receipt(20, spec_decode=OFF))
+    log.append(verdict(at, 20, "DEVIATION"), verdict(1, 0, "DEVIATION"))
+    log.append(halt(at + 2))
+    log.append(resume(at + 3))
+    assert told(log, memory) == [kinds.DEVIATION]
+    assert told(log, memory, since=at + 2) == []
 
 
 def test_a_deviation_stands_until_each_of_its_methods_was_halted_and_resumed(memory: MonitorMemory) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
+from ledger.keys.trusted_keys import RETIRED
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound
 from services.client.ledger.ledger import LedgerClient
@@ -24,6 +25,7 @@ from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
 from tests.unit.ledger.builders import (
     SCOPE,
+    STRANGER,
     TRUSTED,
     content,
     halt,
@@ -207,6 +209,12 @@ def test_everything_is_exported_where_nothing_is_named(filled: LedgerClient) -> 
     assert files["checkpoint"] == filled.checkpoint().note
     assert not any(path.startswith("content/") for path in files)
     assert any(path.startswith("keys/receipts-") for path in files)
+
+
+def test_a_bundle_has_the_replaced_keys_too(settings: LedgerSettings, request: pytest.FixtureRequest) -> None:
+    STRANGER.publish(settings.trusted_directory / RETIRED)
+    ledger: LedgerClient = request.getfixturevalue("filled")
+    assert STRANGER.public.to_pem() in unpacked(ledger.export()).values()
 
 
 def test_receipts_come_with_what_is_needed_to_judge_them(filled: LedgerClient) -> None:

@@ -38,9 +38,12 @@ def recover(
     origin: str,
     guard: Guard,
     on_written: OnWritten = ignore_times,
+    *,
+    signs_tail: bool = True,
 ) -> LogWriter:
     """A writer that continues the log. `origin` names the log in its checkpoints and must never change. `trusted` has
-    the replaced keys too: they may have signed the recorded checkpoint and entries that no checkpoint covers.
+    the replaced keys too: they may have signed the recorded checkpoint and entries that no checkpoint covers. Without
+    `signs_tail`, the writer signs no head before its first entry, which has to make `key` the log's key.
 
     Raises RolledBack if the guard has seen more entries than the database holds, ChainError if the database contradicts
     a signed checkpoint, the guard or itself (do not serve it: run the verification), FormatError or SignatureError for
@@ -70,7 +73,10 @@ def recover(
     head = Checkpoint(origin, size, state.frontier.root())
     if guarded != head:
         guard.compare_and_swap(guarded, head)
-    note = _sign(store, key, head) if recorded is None or covered < size else recorded[1]
+    if recorded is not None and covered == size:
+        note = recorded[1]
+    else:
+        note = _sign(store, key, head) if signs_tail else b""
     return LogWriter(store, key, state, TreeHead(head, note, state.halts), guard, on_written)
 
 

@@ -16,7 +16,7 @@ from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import read_document, sign_rotation
 from ledger.durable_file import sync_path, write_durably
 from ledger.encoding.text_forms import timestamp
-from ledger.errors import StoreLocked
+from ledger.errors import LedgerError, StoreLocked
 from ledger.keys.ed25519 import ROLES, PublicKey
 from ledger.keys.key_file import publish_key
 from ledger.keys.note import Note, VerifierKey
@@ -214,8 +214,9 @@ def _record(files: LedgerFiles, old: PublicKey, new: Signer, signers: Sequence[S
     """Append the rotation, unless an interrupted run has appended it; then sign it if that run did not. Returns its
     index.
     """
+    from ledger.log.admission import admit
     from ledger.log.continuity import check_continuity
-    from ledger.log.sequencer import Sequencer
+    from ledger.log.recovery import recover
     from ledger.sql.guard import SqlGuard
     from ledger.sql.store import SqlEntryStore
 
@@ -228,11 +229,17 @@ def _record(files: LedgerFiles, old: PublicKey, new: Signer, signers: Sequence[S
         trusted = _with(TrustedKeys.load(files.trusted), new.role, old, new.public)
         origin = _origin(store)
         check_continuity(store, guard, trusted, origin, files.data_dir / "witnessed")
+        recorded = _recorded(store, old, new)
+        # A new log key signs no head without the entry that introduces it, also if a crash left entries unsigned.
+        signs_tail = recorded is not None or new.role != "log"
+        writer = recover(store, log_key, trusted, origin, guard, signs_tail=signs_tail)
+        if recorded is not None:
+            return recorded
         entry = KeyEntry(new.role, new.public, timestamp(datetime.now(UTC)), replaces=old.key_id)
-        with closing(Sequencer(store, log_key, trusted, origin, guard=guard)) as sequencer:
-            if (recorded := _recorded(store, old, new)) is not None:
-                return recorded
-            return sequencer.append(sign_rotation(entry, new, *signers).to_bytes()).result().index
+        (appended,) = writer.write([admit(sign_rotation(entry, new, *signers).to_bytes(), None, trusted)])
+        if isinstance(appended, LedgerError):
+            raise appended
+        return appended.index
 
 
 def _recorded(store: SqlEntryStore, old: PublicKey, new: Signer) -> int | None:

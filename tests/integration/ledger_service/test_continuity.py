@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ledger.errors import LogOfAnotherKey, RolledBack, StoreError
+from ledger.keys.ed25519 import SigningKey
 from ledger.keys.note import Note
 from ledger.sql.store import SqlEntryStore
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
@@ -148,8 +149,8 @@ def test_a_key_is_not_replaced_in_a_log_that_would_not_be_opened(data: Path) -> 
     assert rotate_log_key(data) == 3
 
 
-def rotate_log_key(data: Path) -> int:
-    return kolm("ledger", "rotate-key", "log", "--data-dir", data).code
+def rotate_log_key(data: Path, *more: str) -> int:
+    return kolm("ledger", "rotate-key", "log", "--data-dir", data, *more).code
 
 
 def test_a_rotation_that_no_checkpoint_covers_is_signed_at_the_next_start(
@@ -162,6 +163,21 @@ def test_a_rotation_that_no_checkpoint_covers_is_signed_at_the_next_start(
         assert rotate_log_key(data) == 0
     assert run(data).size == 5
     assert fsck(data)[0] == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--by-operator",)])
+def test_a_new_key_signs_no_head_before_its_entry_also_after_a_crash(
+    data: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    SigningKey.load_or_create(data / "keys/operator.pem", "operator").publish(data / "trusted")
+    shutil.copytree(data / "trusted", data / "trusted-before")
+    with monkeypatch.context() as broken:
+        broken.setattr(SqlEntryStore, "record_checkpoint", Mock(side_effect=StoreError("power cut")))
+        with pytest.raises(StoreError):
+            run(data, 7)
+    assert rotate_log_key(data, *more) == 0
+    deep = kolm("ledger", "verify", "--depth=deep", "--data-dir", data, "--trusted", data / "trusted-before", "--json")
+    assert deep.document["findings"] == []
 
 
 def test_a_damaged_key_entry_is_refused_as_the_log_s(data: Path) -> None:

@@ -40,6 +40,8 @@ _HTTPS_PORT = 443
 LARGEST_BYTES = 8 * 1024 * 1024
 """The largest request that this client sends: a generation server's --max-message by default."""
 
+_LONGEST_SECONDS = 1e9
+
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
@@ -197,7 +199,7 @@ class Connection:
     def wait_ready(self, timeout: float) -> None:
         """Return once the server takes connections. Raises Unavailable after `timeout` seconds."""
         try:
-            grpc.channel_ready_future(self.channel).result(timeout=timeout)
+            grpc.channel_ready_future(self.channel).result(timeout=deadline(timeout))
         except grpc.FutureTimeoutError:
             raise not_ready(self.target, timeout) from None
 
@@ -205,7 +207,7 @@ class Connection:
         """One unary call; `timeout` in seconds, None for no deadline."""
         check_size(request)
         with decoded_errors():
-            return method(request, timeout=timeout, metadata=self.metadata)
+            return method(request, timeout=deadline(timeout), metadata=self.metadata)
 
     def call_with_metadata(
         self, method: Any, request: Any, timeout: float | None
@@ -213,7 +215,7 @@ class Connection:
         """One unary call, with its initial metadata, which grpc hands over together with the answer."""
         check_size(request)
         with decoded_errors():
-            answer, call = method.with_call(request, timeout=timeout, metadata=self.metadata)
+            answer, call = method.with_call(request, timeout=deadline(timeout), metadata=self.metadata)
             return answer, dict(call.initial_metadata())
 
     def pages(self, method: Callable[..., _Response], request: Any, timeout: float | None) -> Iterator[_Response]:
@@ -376,6 +378,11 @@ def _readers(
     held = descriptor.fields_by_name
     names = [each.name for each in fields(kind) if each.name in held and each.name not in without]
     return tuple((name, _reader(held[name], kind)) for name in names)
+
+
+def deadline(timeout: float | None) -> float | None:
+    """The timeout for gRPC: seconds that its 64-bit nanoseconds do not hold are in the past for it."""
+    return None if timeout is None else min(timeout, _LONGEST_SECONDS)
 
 
 def optional(message: Message, name: str) -> Any:

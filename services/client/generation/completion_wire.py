@@ -79,7 +79,12 @@ def _chunk(message: pb.Chunk) -> Chunk:
 
 def model_info(message: pb.GetModelInfoResponse) -> values.ModelInfo:
     adapters = {adapter.name: adapter.adapter_cid for adapter in message.adapters}
-    profile = json.loads(message.profile_json or b"{}")
+    try:
+        profile = json.loads(message.profile_json or b"{}")
+    except (ValueError, RecursionError):
+        profile = None
+    if not isinstance(profile, dict):
+        raise Internal("the server's profile is not a JSON object; is it a kolm server?")
     return plain_value(values.ModelInfo, message, profile=profile, adapters=adapters)
 
 

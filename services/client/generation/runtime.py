@@ -26,6 +26,7 @@ from services.client.channel import (
     async_channel,
     call_metadata,
     check_size,
+    deadline,
     endpoint,
     not_ready,
     plain_value,
@@ -171,7 +172,7 @@ class AsyncRuntime:
         """The call of a stream, and the converter of its messages to events."""
         message = pb.GenerateStreamRequest(request=generate_request(request, spec_decode))
         check_size(message)
-        call = self._stub.GenerateStream(message, timeout=timeout, metadata=self._metadata)
+        call = self._stub.GenerateStream(message, timeout=deadline(timeout), metadata=self._metadata)
         return call, checked_events(request, spec_decode)
 
     @property
@@ -181,12 +182,12 @@ class AsyncRuntime:
     async def _call(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
         check_size(request)
         with decoded_errors():
-            return await method(request, timeout=timeout, metadata=self._metadata)
+            return await method(request, timeout=deadline(timeout), metadata=self._metadata)
 
     async def _call_with_metadata(self, method: Any, request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
         check_size(request)
         with decoded_errors():
-            call = method(request, timeout=timeout, metadata=self._metadata)
+            call = method(request, timeout=deadline(timeout), metadata=self._metadata)
             return await call, dict(await call.initial_metadata())
 
     async def _each(self, call: Any, convert: Callable[[Any], _Value], take: Callable[[_Value], None]) -> None:

@@ -20,7 +20,7 @@ from kolm.ledger.v1 import ledger_pb2 as pb
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.errors import FormatError
 from ledger.log.receipt_filter import ReceiptFilter
-from services.client.channel import Client, Stream, plain_value
+from services.client.channel import Client, Stream, deadline, plain_value
 from services.client.errors import KolmError
 from services.client.ledger import log_wire
 from services.client.ledger.log import (
@@ -148,7 +148,7 @@ class LedgerClient(Client):
             timeout = self._timeout
         numbers = [documents_pb2.EntryKind.Value(f"ENTRY_KIND_{kind.upper()}") for kind in kinds]
         request = pb.WatchEntriesRequest(start_index=start_index, follow=follow, kinds=numbers)
-        call = self._stub.WatchEntries(request, timeout=timeout, metadata=self.connection.metadata)
+        call = self._stub.WatchEntries(request, timeout=deadline(timeout), metadata=self.connection.metadata)
         return Stream(call, lambda message: LogEntry(message.entry.entry))
 
     def checkpoint(self, *, witnessed: bool = False) -> SignedCheckpoint:

@@ -26,15 +26,37 @@ from services.client.errors import (
     decode_error,
 )
 from services.client.generation.completion import Metrics
-from services.client.generation.completion_wire import completion
+from services.client.generation.completion_wire import completion, model_info
 from services.client.generation.request import Message, Request
 from services.client.generation.request_wire import generate_request
+from services.client.generation.runtime import AsyncRuntime, Runtime
 from services.client.identity import ClientTls, credentials, is_local, set_process_token
+from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Appended, InclusionProof, LogEntry, VerdictEntry, VerdictPage
 from tests.access import Certificates
+from tests.cli import CLOSED
 from tests.examples import VECTORS
 
 SECRET = "kolm_swordfish"
+
+
+@pytest.mark.parametrize("seconds", [1e10, 1e300, float("inf")])
+async def test_a_deadline_beyond_grpcs_clock_has_not_passed(seconds: float) -> None:
+    with Runtime.connect(CLOSED) as runtime, pytest.raises(Unavailable):
+        runtime.model_info(timeout=seconds)
+    with Runtime.connect(CLOSED) as runtime, pytest.raises(Unavailable):
+        list(runtime.stream("a", timeout=seconds))
+    async with AsyncRuntime.connect(CLOSED) as asynchronous:
+        with pytest.raises(Unavailable):
+            await asynchronous.serve("a", timeout=seconds)
+    with LedgerClient.connect(CLOSED, timeout=seconds) as ledger, pytest.raises(Unavailable):
+        ledger.checkpoint()
+
+
+@pytest.mark.parametrize("profile", [b"{", b"\xff", b"[" * 100_000, b"1" * 5000, b"[]"])
+def test_a_profile_that_is_none_is_an_error_of_the_server(profile: bytes) -> None:
+    with pytest.raises(Internal):
+        model_info(pb.GetModelInfoResponse(profile_json=profile))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from ledger.durable_file import move_durably, write_durably
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
 from services.cli.frame.output import answer
-from services.cli.frame.values import expect_new
+from services.cli.frame.values import expect_new, expect_utf8
 from services.cli.up.local_services import SERVICE_ROLES
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class InitialFolder:
         from services.runtime.credentials import write_principals
 
         expect_new("FOLDER", self.path, "--renew replaces certificates")
+        expect_utf8("FOLDER", self.path.resolve())  # TOML has no other names
         draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
             draft.mkdir(mode=0o700, parents=True)

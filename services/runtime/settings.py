@@ -193,7 +193,7 @@ def settings_config(service: str) -> SettingsConfigDict:
 def _host_and_port(value: str) -> str:
     host, colon, port = value.rpartition(":")
     bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
-    if bare or not (colon and host and port.isdecimal() and int(port) <= 65535):
+    if bare or not (colon and host and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         problem = "expected host:port, for example 127.0.0.1:50051 or [::1]:50051; port 0 takes a free one"
         raise ValueError(problem)
     return value
@@ -297,6 +297,9 @@ class ServerSettings(BaseSettings):
             print(service_help(cls.service_name(), own, shared), end="")
             raise SystemExit(0)
         given = given_flags(cls.model_fields, arguments)
+        _expect_utf8({flag(name): value for name, value in given.items()})
+        prefix = str(cls.model_config["env_prefix"])
+        _expect_utf8({name: value for name, value in os.environ.items() if name.upper().startswith(prefix)})
         for prefix, name in product((cls.model_config["env_prefix"], "KOLM_"), ("config", "secrets_dir")):
             if file := (os.environ if environment is None else environment).get(f"{prefix}{name.upper()}"):
                 given.setdefault(name, file)
@@ -312,7 +315,7 @@ class ServerSettings(BaseSettings):
         except ValidationError as error:
             raise SettingsError("\n".join(_problems(cls, error, given, table, secrets))) from None
         except UnreadableVariable as error:
-            raise SettingsError(_unreadable(cls, str(error))) from None
+            raise SettingsError(_unreadable(cls, error)) from None
 
     @classmethod
     def settings_customise_sources(
@@ -339,6 +342,14 @@ class ServerSettings(BaseSettings):
         own = [name for name in os.environ if name.startswith(prefix) and name.upper() not in known]
         others = unknown_variables(os.environ, (*SERVICES, cls.service_name()))
         return [unread(name, known) for name in sorted({*unknown_variables(own, ()), *others})]
+
+
+def _expect_utf8(values: Mapping[str, Any]) -> None:
+    """Raises SettingsError for a flag or a variable with bytes that are not UTF-8."""
+    for name, value in values.items():
+        text = "".join(value) if isinstance(value, list) else str(value)
+        if any("\ud800" <= each <= "\udfff" for each in text):
+            raise SettingsError(f"{name}: expected UTF-8")
 
 
 def _problems(
@@ -370,11 +381,14 @@ def _problems(
     return lines
 
 
-def _unreadable(cls: type[BaseSettings], message: str) -> str:
-    """The message for a list that is not JSON, in a variable or a secret's file."""
-    name = next((name for name in cls.model_fields if f'"{name}"' in message), "")
+def _unreadable(cls: type[BaseSettings], error: UnreadableVariable) -> str:
+    """The message for a list that is not JSON, in a variable or a secret's file, or for a file that is not UTF-8."""
+    name = next((name for name in cls.model_fields if f'"{name}"' in str(error)), "")
+    variable = f"{cls.model_config['env_prefix']}{name.upper()}"
+    if isinstance(error.__cause__, UnicodeDecodeError):
+        return f"{variable}: expected UTF-8"
     example = kind_of(name, cls.model_fields[name]).example if name else ""
-    return f'{cls.model_config["env_prefix"]}{name.upper()}: expected a list in JSON, for example ["{example}"]'
+    return f'{variable}: expected a list in JSON, for example ["{example}"]'
 
 
 class RpcServerSettings(ServerSettings):

@@ -40,8 +40,16 @@ def expect_address(option: str, text: str | None) -> None:
     if text is None or _SCHEME.match(place):
         return
     host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
         raise UsageError(f"{option}: expected HOST:PORT, for example 127.0.0.1:50051, got {text!r}")
+
+
+def expect_utf8(option: str, path: Path) -> None:
+    """Raises UsageError for a path with bytes that are not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{option}: is {str(path)!a}; expected a path in UTF-8") from None
 
 
 def moment(option: str, text: str) -> datetime:

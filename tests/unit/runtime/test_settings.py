@@ -112,6 +112,9 @@ def test_variables_and_the_table_name_the_folder_of_secrets(
         (["--metrics-port", "x"], "--metrics-port"),
         (["--config", "/does/not/exist.toml"], "--config"),
         (["--secrets-dir", "/does/not/exist"], "--secrets-dir"),
+        (["--listen", f"127.0.0.1:{'1' * 5000}"], "--listen: expected"),
+        (["--ready-file", "/tmp/\udcff"], "--ready-file: expected UTF-8"),
+        (["--names", "a", "--names", "\udcff"], "--names: expected UTF-8"),
     ],
 )
 def test_a_wrong_value_is_a_message_that_names_the_flag(arguments: list[str], named: str) -> None:
@@ -172,6 +175,13 @@ def test_a_wrong_value_is_named_by_the_variable_or_the_secret_s_file_that_it_cam
         _load(sources)
     monkeypatch.setenv("KOLM_EXAMPLE_NAMES", "a,b")
     with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_NAMES: "):
+        _load(sources, "--metrics-port", "1")
+    monkeypatch.setenv("KOLM_EXAMPLE_NAMES", "\udcff")
+    with pytest.raises(SettingsError, match=r"^KOLM_EXAMPLE_NAMES: "):
+        _load(sources, "--metrics-port", "1")
+    monkeypatch.delenv("KOLM_EXAMPLE_NAMES")
+    (sources / "secrets" / "KOLM_EXAMPLE_COLOR").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="KOLM_EXAMPLE_COLOR: expected UTF-8"):
         _load(sources, "--metrics-port", "1")
 
 

@@ -113,7 +113,7 @@ def _options() -> argparse.Namespace:
 
 
 def _from_one_on(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer from 1 on, got {text}")
     return int(text)
 

@@ -21,6 +21,7 @@ STRUCTURE = "Structured output (one of them)"
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 """Limit of the generation service (`GenerateRequest.prompt`, `.prediction`)."""
 
+_MOST_DIGITS = 20  # of 64 bits
 _NO_PROMPT = UsageError(
     "expected a prompt: PROMPT, -f FILE or standard input", 'try: kolm generate --chat "What is gravity?"'
 )
@@ -143,7 +144,7 @@ class RequestOptions:
         """How to speculate. Raises UsageError for a `--parameter` that is not NAME=VALUE."""
         pairs = [each.partition("=") for each in self.parameter or ()]
         for name, equals, value in pairs:
-            if not name or not value.isdecimal():
+            if not name or not value.isdecimal() or len(value) > _MOST_DIGITS:
                 expected = "expected NAME=VALUE with a whole number, as window=4"
                 raise UsageError(f"--parameter: {expected}, got {name}{equals}{value}")
         parameters = {name: int(value) for name, _, value in pairs}

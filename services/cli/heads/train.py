@@ -167,7 +167,7 @@ def train(
         bool, Option("--recompute", help="Recompute features instead of keeping them on disk; slower.")
     ] = False,
     device: Annotated[str | None, Option(help="Device, cpu or cuda. Default: cuda if there is one.")] = None,
-    seed: Annotated[int, Option(help="Seed of the split, of the answers' sampling and of the order.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the split, of the answers' sampling and of the order.")] = 0,
     json: options.Json = False,
 ) -> None:
     """Train a head: the base answers prompts, the head learns to predict it. Ctrl-C saves; the same

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from ledger.documents.receipt import ENGINE
+from ledger.encoding.canonical import parse_json
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
 from services.cli.frame.exits import UsageError
@@ -212,7 +212,7 @@ def envelope_document(envelope: bytes) -> dict[str, Any]:
     """`document` is the parsed payload; `envelope` the DSSE JSON as text, for a verifier."""
     from ledger.keys.envelope import Envelope
 
-    return {"document": loads(Envelope.from_bytes(envelope).payload), "envelope": envelope.decode("utf-8")}
+    return {"document": parse_json(Envelope.from_bytes(envelope).payload), "envelope": envelope.decode("utf-8")}
 
 
 def _listed(receipt: ReceiptEntry) -> dict[str, Any]:

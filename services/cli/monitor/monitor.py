@@ -56,7 +56,9 @@ class LimitOptions:
     max_unreplayable: Annotated[
         int, Option(min=0, metavar="N", help="Accept this many receipts that could not be replayed.")
     ] = 0
-    since: Annotated[int, Option(min=0, metavar="ENTRY", help="Report findings from this entry on.")] = 0
+    since: Annotated[
+        int, Option(min=0, max=options.MOST_ENTRIES, metavar="ENTRY", help="Report findings from this entry on.")
+    ] = 0
     lag: Annotated[
         str, Option(metavar="DURATION", help="Delay of the files that is allowed; deadlines are extended by it.")
     ] = "0s"

@@ -12,6 +12,8 @@ import pytest
 from ledger.audit.log_clock import DatedAhead
 from ledger.audit.log_verification import Check, Report
 from ledger.documents.halt import HaltState
+from ledger.errors import FormatError
+from ledger.keys.envelope import Envelope, Signature
 from ledger.monitor.finding import DATED_AHEAD, Finding
 from services.cli.frame import exits, output
 from services.cli.frame.exits import UsageError
@@ -21,6 +23,7 @@ from services.cli.frame.rendering import ShownConsole, print_view
 from services.cli.frame.values import age, moment, numbers
 from services.cli.frame.views import Column, Styled, facts, table
 from services.cli.ledger.log import report_document, report_view
+from services.cli.ledger.receipts import envelope_document
 from services.cli.monitor.monitor import Poll, PollReport
 from tests.cli import CLOSED, kolm
 
@@ -114,6 +117,11 @@ WRONG = [
     (("generate", "x", "--timeout", "9" * 400), "--timeout"),
     (("receipts", "list", "--limit", "9" * 5000), "--limit"),
     (("generate", "x", "--parameter", "window"), "--parameter"),
+    (("generate", "x", "--parameter", f"window={'1' * 5000}"), "--parameter"),
+    (("status", "--ledger", f"127.0.0.1:{'1' * 5000}"), "--ledger"),
+    (("monitor", "--since", "9" * 20), "--since"),
+    (("init", "a\udcff"), "FOLDER"),
+    (("heads", "train", "a.gguf", "--prompts", "a.gguf", "--out", "new", "--seed", "-1"), "--seed"),
     (("chat", "--save", "none/x.tar"), "--save"),
     (("receipts", "list", "--since", "yesterday"), "--since"),
     (("receipts", "list", "--first", "-1"), "--first"),
@@ -230,3 +238,9 @@ def test_what_a_model_s_loading_logs_is_a_step(
     with output.steps("loading", quiet=True) as step:
         step("replaying")
     assert capsys.readouterr().err == ""
+
+
+def test_a_document_that_is_no_json_is_an_error_of_the_log() -> None:
+    for payload in (b"[", b"\xff", b"[" * 100_000):
+        with pytest.raises(FormatError):
+            envelope_document(Envelope(payload, "a/b", (Signature("key", b"x" * 64),)).to_bytes())

@@ -13,7 +13,16 @@ from services.generation.drafting.eagle3.checkpoint import Head
 from services.generation.drafting.eagle3.loading import load_head
 from services.generation.target.files.stored_tensor import StoredTensor
 from services.training.head import HeadModule
-from services.training.plan import DataPlan, Job, Minutes, OutputInvalid, Steps, TrainingPlan, WorkFolder
+from services.training.plan import (
+    DataPlan,
+    Job,
+    Minutes,
+    OutputInvalid,
+    SettingsInvalid,
+    Steps,
+    TrainingPlan,
+    WorkFolder,
+)
 from services.training.run import CURVE_FILE, Curve, Point, train_head
 from services.training.trainer import (
     Ends,
@@ -165,6 +174,12 @@ def test_a_cpu_trains_in_bfloat16_where_it_has_instructions_for_it(
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: has)
     assert faster_precision("cpu") == precision
     assert faster_precision("cuda") == "bfloat16"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_the_engine_does_not_take_is_refused(seed: int) -> None:
+    with pytest.raises(SettingsInvalid, match="seed"):
+        DataPlan(seed=seed).check()
 
 
 def job_of(material: Material, folder: Path) -> Job:

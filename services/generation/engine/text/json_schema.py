@@ -205,7 +205,8 @@ def _at(root: Any, pointer: str) -> Any:
     for part in pointer.split("/")[1:]:
         name = _unescaped(part)
         if isinstance(value, list):
-            value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+            number = int(name) if name.isdecimal() and len(name) <= MOST_DIGITS else len(value)
+            value = value[number] if number < len(value) else None
         else:
             value = value.get(name) if isinstance(value, dict) else None
     return value

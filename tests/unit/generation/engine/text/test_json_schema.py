@@ -202,6 +202,11 @@ def test_a_number_beyond_float64_in_a_tool_is_refused_by_its_path() -> None:
     assert str(refused.value).startswith("messages.tools[0].parameters: at /properties/user/maximum: ")
 
 
+def test_a_reference_to_a_number_of_any_length_is_refused() -> None:
+    for digits in (1, 5000):
+        assert refusal({"anyOf": [{"const": BIG}], "$ref": f"#/anyOf/{'1' * digits}"})
+
+
 @pytest.mark.parametrize("other", [{"items": 5}, {"additionalProperties": "x"}, {"anyOf": [1]}])
 def test_a_subschema_that_is_no_schema_is_refused_by_its_path(other: dict[str, Any]) -> None:
     (keyword,) = other

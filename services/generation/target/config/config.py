@@ -228,6 +228,7 @@ def _target_config(
 ) -> TargetConfig:
     """A configuration without biases and end ids: each format has them elsewhere."""
     _check_sizes(config, place)
+    sized = members.by_layer(config, place) if family.sizes_by_layer else {}  # checked before heads are rotated
     read = TargetConfig(
         architecture=family.name,
         vocab_size=config.vocab_size,
@@ -270,7 +271,7 @@ def _target_config(
     )
     if family.multipliers:
         return replace(read, **members.multipliers(config, place))
-    return replace(read, **members.by_layer(config, place)) if family.sizes_by_layer else read
+    return replace(read, **sized)
 
 
 def _check_sizes(config: PreTrainedConfig, place: str) -> None:

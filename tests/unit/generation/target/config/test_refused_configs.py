@@ -133,12 +133,15 @@ def read_within_bounds(paths: list[Path]) -> list[tuple[str, str]]:
 def test_config_json(tmp_path: Path, family: str) -> None:
     make_tiny_model(tmp_path / "good", **(FAMILIES | WITH_EXPERTS)[family])
     good = json.loads((tmp_path / "good" / "config.json").read_text())
-    cases = [(name, value) for name, values in WRONG.items() for value in values]
-    for number, (name, value) in enumerate(cases):
+    cases = [(name, value, {name: value}) for name, values in WRONG.items() for value in values]
+    for layer, sizes in good.get("per_layer_config", {}).items():
+        changes = [(value, {layer: sizes | {"head_dim": value}}) for value in WRONG["head_dim"]]
+        cases += [(f"layer {layer}", value, {"per_layer_config": change}) for value, change in changes]
+    for number, (_, _, change) in enumerate(cases):
         (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "config.json").write_text(json.dumps(good | {name: value}))
+        (tmp_path / str(number) / "config.json").write_text(json.dumps(good | change))
     outcomes = read_within_bounds([tmp_path / str(number) for number in range(len(cases))])
-    for (name, value), (kind, words) in zip(cases, outcomes, strict=True):
+    for (name, value, _), (kind, words) in zip(cases, outcomes, strict=True):
         assert kind == "ConfigInvalid", (name, value, kind, words)
         assert name in words, (name, value, words)
 

@@ -25,7 +25,7 @@ from services.runtime.errors import InvalidArgument
 CONTEXT_LENGTH_EXCEEDED = "CONTEXT_LENGTH_EXCEEDED"
 """OpenAI's code. Routers recognise it, or the words "this model's maximum context length", and try another model."""
 _MOST = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # as Anthropic's API takes
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ANY = {"type": "object"}
 _SHAPES = "<[{"  # beginnings of an opening that other text does not have
@@ -170,7 +170,7 @@ def sent_turns(messages: pb.ChatMessages) -> list[Turn]:
 
 def _check(tool: pb.Tool, path: str, names: set[str]) -> None:
     if _NAME.fullmatch(tool.name) is None:
-        raise InvalidArgument(f"{path}.name", 'expected 1 to 64 letters, digits, "_", "-" and "."')
+        raise InvalidArgument(f"{path}.name", 'expected 1 to 128 letters, digits, "_", "-" and "."')
     if tool.name in names:
         raise InvalidArgument(f"{path}.name", f"is {tool.name!r}, the name of another tool")
     names.add(tool.name)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from kolm.generation.v1 import generation_pb2 as pb
 from services.generation.engine.text.tenant_threads import TenantThreads
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.requests import prompt
-from services.generation.requests.prompt import PromptReader, chat_turns
+from services.generation.requests.prompt import PromptReader, chat_turns, read_tools
 from services.runtime.errors import InvalidArgument
 from tests.fakes.tiny_model import TEMPLATE, tiny_tokenizer
 
@@ -102,6 +102,12 @@ async def test_a_tenant_leaves_threads_for_others() -> None:
     await asyncio.gather(*held, return_exceptions=True)
     assert [each.cancelled() for each in held] == [True, False, True, *[False] * 5]
     assert await threads.run(lambda: 7, "many") == 7
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("", False), ("a b", False), ("a" * 128, True), ("a" * 129, False)])
+def test_the_name_of_a_tool_has_1_to_128_characters(name: str, is_taken: bool) -> None:
+    with nullcontext() if is_taken else pytest.raises(InvalidArgument, match=r"messages.tools\[0\].name"):
+        read_tools(pb.ChatMessages(tools=[pb.Tool(name=name)]))
 
 
 @pytest.mark.parametrize("role", ["", "user<|end|>", "system\nYou", "a b", "x" * 65])

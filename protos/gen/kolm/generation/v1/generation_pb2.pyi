@@ -259,7 +259,7 @@ class Tool(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """1 to 64 letters, digits, "_", "-" and "."; unique among the tools."""
+    """1 to 128 letters, digits, "_", "-" and "."; unique among the tools."""
     description: _builtins.str
     """The tool's purpose, for the model."""
     parameters: _builtins.str

@@ -23,12 +23,13 @@ from ledger.encoding.document import Part, TokenId
 from ledger.errors import FormatError
 
 Turn = dict[str, str]
-"""`role` and `content`. An assistant's turn may have `tool_calls`, a tool's `tool_call_id`, and the first `tools`. The
-last may have `continued`, which is "true": the output continues that turn. A prompt with a gap that the output fills is
-one turn of the role "prompt": its content is the text before the gap, `suffix` the text after it.
+"""`role` and `content`. An assistant's turn may have `tool_calls` and its thoughts, `reasoning_content`, a tool's
+`tool_call_id`, and the first `tools`. The last may have `continued`, which is "true": the output continues that turn. A
+prompt with a gap that the output fills is one turn of the role "prompt": its content is the text before the gap,
+`suffix` the text after it.
 """
 
-TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "tools", "continued", "suffix")
+TURN_MEMBERS = ("role", "content", "tool_call_id", "tool_calls", "reasoning_content", "tools", "continued", "suffix")
 
 _Constraint = Annotated[str, Meta(max_length=1 << 20)]  # characters; servers take fewer
 _NAMES = {Receipt: "receipt", Promise: "promise"}
@@ -121,9 +122,12 @@ def _check(
         raise FormatError(path, f"with this salt, is not what the {committing} commits to")
 
 
-def sent_turn(role: str, content: str, calls: Sequence[SentCall] = (), call_id: str = "") -> Turn:
+def sent_turn(
+    role: str, content: str, calls: Sequence[SentCall] = (), call_id: str = "", reasoning_content: str = ""
+) -> Turn:
     """A turn, with `calls` as a JSON array of arrays. Empty values are left out."""
-    more = {"tool_calls": canonical([list(call) for call in calls]).decode() if calls else "", "tool_call_id": call_id}
+    written = canonical([list(call) for call in calls]).decode() if calls else ""
+    more = {"tool_calls": written, "tool_call_id": call_id, "reasoning_content": reasoning_content}
     return {"role": role, "content": content} | {name: value for name, value in more.items() if value}
 
 

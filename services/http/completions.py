@@ -96,6 +96,9 @@ class ChatMessage(Strict):
             raise WrongMember(".content", "expected text, or tool_calls", None)
         if self.tool_calls and self.role != "assistant":
             raise WrongMember(".tool_calls", f"belong to the role assistant; the role is {self.role}", "calls")
+        if self.reasoning_content and self.role != "assistant":
+            problem = f"belongs to the role assistant; the role is {self.role}"
+            raise WrongMember(".reasoning_content", problem, self.reasoning_content)
         if (self.tool_call_id is None) == (self.role == "tool"):
             problem = f"belongs to the role tool, which needs it; the role is {self.role}"
             raise WrongMember(".tool_call_id", problem, self.tool_call_id)
@@ -105,7 +108,7 @@ class ChatMessage(Strict):
         """`developer` is OpenAI's newer name of `system`, which chat templates know."""
         role = "system" if self.role == "developer" else self.role
         calls = [each.call() for each in self.tool_calls or ()]
-        return Message(role, self.content or "", calls, self.tool_call_id or "")
+        return Message(role, self.content or "", calls, self.tool_call_id or "", self.reasoning_content or "")
 
     def paths(self, place: int) -> dict[str, str]:
         """The paths of names and arguments of its calls."""

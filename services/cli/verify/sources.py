@@ -222,6 +222,7 @@ def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
             continue
         message = messages.messages.add(role=turn["role"], content=turn["content"])
         message.tool_call_id = turn.get("tool_call_id", "")
+        message.reasoning_content = turn.get("reasoning_content", "")
         for call_id, name, arguments in json.loads(turn.get("tool_calls", "[]")):
             message.tool_calls.add(id=call_id, name=name, arguments=arguments)
         if messages.continue_final_message:

@@ -244,13 +244,15 @@ class SamplingParams:
 class Message:
     """One turn of a conversation; `role` is one of the model's chat template: system, user, assistant, tool.
 
-    `tool_calls` belong to an assistant's turn; `tool_call_id` names the call that a tool's turn answers.
+    `tool_calls` and `reasoning_content`, the thoughts before the answer, belong to an assistant's turn; `tool_call_id`
+    names the call that a tool's turn answers.
     """
 
     role: str
     content: str
     tool_calls: Sequence[ToolCall | Mapping[str, str]] = ()
     tool_call_id: str = ""
+    reasoning_content: str = ""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for calls of another form."""
@@ -319,7 +321,11 @@ class Request:
         tools = self.tool_set.given if self.tool_set else ()
         turns = (
             sent_turn(
-                each.role, each.content, [SentCall(c.id, c.name, c.arguments) for c in each.calls], each.tool_call_id
+                each.role,
+                each.content,
+                [SentCall(c.id, c.name, c.arguments) for c in each.calls],
+                each.tool_call_id,
+                each.reasoning_content,
             )
             for each in self.turns
         )

@@ -141,7 +141,7 @@ def _set_input(message: Any, request: Request) -> None:
         message.messages.SetInParent()
         for place, turn in enumerate(request.turns):
             added = message.messages.messages.add()
-            for name in ("role", "content", "tool_call_id"):
+            for name in ("role", "content", "tool_call_id", "reasoning_content"):
                 _set(added, name, getattr(turn, name), f"messages[{place}].")
             for number, call in enumerate(turn.calls):
                 called = added.tool_calls.add()

@@ -17,8 +17,8 @@ const DEVIATES = " Its output did not come out again: an auditor found a deviati
 const contents = document.getElementById("contents");
 const fields = document.getElementById("fields");
 
-function turnText({ role, content, tool_calls, tools }) {
-  return `${role}: ${[content, tool_calls, tools].filter(Boolean).join("\n")}`;
+function turnText({ role, content, reasoning_content, tool_calls, tools }) {
+  return `${role}: ${[reasoning_content, content, tool_calls, tools].filter(Boolean).join("\n")}`;
 }
 
 async function asked(url) {

@@ -151,6 +151,8 @@ def chat_turns(messages: Sequence[pb.Message]) -> list[dict[str, Any]]:
             ]
         if message.tool_call_id:
             turn["tool_call_id"] = _short(message.tool_call_id)
+        if message.reasoning_content:
+            turn["reasoning_content"] = message.reasoning_content
         turns.append(turn)
     return turns
 
@@ -160,7 +162,11 @@ def sent_turns(messages: pb.ChatMessages) -> list[Turn]:
     tools = [SentTool(tool.name, tool.description, tool.parameters, tool.strict) for tool in messages.tools]
     turns = (
         sent_turn(
-            each.role, each.content, [SentCall(c.id, c.name, c.arguments) for c in each.tool_calls], each.tool_call_id
+            each.role,
+            each.content,
+            [SentCall(c.id, c.name, c.arguments) for c in each.tool_calls],
+            each.tool_call_id,
+            each.reasoning_content,
         )
         for each in messages.messages
     )

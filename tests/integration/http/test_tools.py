@@ -168,14 +168,15 @@ async def test_beside_a_response_format_an_answer_is_calls_or_text_that_fits_the
 
 async def test_calls_and_their_results_go_back_with_the_next_question(client: openai.AsyncOpenAI) -> None:
     first = await client.chat.completions.create(**ASKED, tool_choice="required", parallel_tool_calls=False)
-    message = first.choices[0].message
-    (call,) = message.tool_calls or ()
+    (call,) = first.choices[0].message.tool_calls or ()
+    message = first.choices[0].message.model_dump() | {"reasoning_content": "The weather decides."}
     result = {"role": "tool", "content": "sunny", "tool_call_id": call.id}
     asked = ASKED | {"messages": [*ASKED["messages"], message, result], "max_completion_tokens": 4}
     (file,) = files_of(await client.chat.completions.create(**asked))
     assert isinstance(file.sent, tuple)
     assert [turn["role"] for turn in file.sent] == ["tools", "user", "assistant", "tool"]
     assert call.id in file.sent[2]["tool_calls"]
+    assert file.sent[2]["reasoning_content"] == message["reasoning_content"]
     assert file.sent[3]["tool_call_id"] == call.id
     named = {**result, "name": call.function.name}  # type: ignore[union-attr]
     again = asked | {"messages": [*ASKED["messages"], message, named]}

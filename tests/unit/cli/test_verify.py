@@ -86,7 +86,8 @@ END = 1
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer(384).save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(HERMES)
+    thoughts = "{% for message in messages %}{{ message.reasoning_content }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(HERMES + thoughts)
     return folder
 
 
@@ -153,7 +154,7 @@ def test_a_conversation_with_tools_is_compared_if_the_model_had_all_of_them(mode
     chat = pb.ChatMessages(
         messages=[
             pb.Message(role="user", content="When?"),
-            pb.Message(role="assistant", tool_calls=[call]),
+            pb.Message(role="assistant", tool_calls=[call], reasoning_content="A clock has it."),
             pb.Message(role="tool", content="noon", tool_call_id="call00001"),
         ],
         tools=[pb.Tool(name="get_time", parameters='{"type": "object"}')],

@@ -54,7 +54,8 @@ def test_messages_sampling_and_config_may_be_mappings() -> None:
         ({"messages": [Message("user", "x"), {"role": "user"}]}, "messages[1].content: is missing"),
         (
             {"messages": ["Why?"]},
-            "messages[0]: expected a Message, or a mapping with role, content, tool_calls, tool_call_id, got str",
+            "messages[0]: expected a Message, or a mapping with role, content, tool_calls, tool_call_id, "
+            "reasoning_content, got str",
         ),
         ({"messages": "Why?"}, "messages: expected a list of messages, got str"),
         ({"messages": {"role": "user", "content": "x"}}, "messages: expected a list of messages, got dict"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from services.generation.engine.text.markup import Mark, Markup
 from services.generation.engine.text.thoughts import TAGS
-from services.generation.engine.text.tool_calls import Turn
+from services.generation.engine.text.tool_calls import THOUGHTS, Turn
 
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _TAG = re.compile("(" + "|".join(map(re.escape, TAGS)) + ")")
@@ -22,8 +22,8 @@ _TAG = re.compile("(" + "|".join(map(re.escape, TAGS)) + ")")
 class Conversation:
     """Messages and tools in the form of transformers, arguments and parameters as values.
 
-    A message has role and content, perhaps tool_calls and tool_call_id. `continued`: the model continues the last
-    message, which is the assistant's, instead of a new message.
+    A message has role and content, perhaps tool_calls, tool_call_id and reasoning_content. `continued`: the model
+    continues the last message, which is the assistant's, instead of a new message.
     """
 
     messages: Sequence[Turn]
@@ -186,7 +186,10 @@ def _message(message: Turn, change: Map, path: str) -> Turn:
         call | {"function": _values(call["function"], change, f"{path}.tool_calls[{place}]")}
         for place, call in enumerate(message.get("tool_calls", ()))
     ]
-    return message | {"content": change(content)} | ({"tool_calls": calls} if calls else {})
+    changed = {"content": change(content)} | ({"tool_calls": calls} if calls else {})
+    if THOUGHTS in message:
+        changed[THOUGHTS] = change(Text(message[THOUGHTS], f"{path}.{THOUGHTS}"))
+    return message | changed
 
 
 def _values(members: dict[str, Any], change: Map, path: str) -> dict[str, Any]:

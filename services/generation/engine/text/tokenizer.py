@@ -172,8 +172,8 @@ class Tokenizer:
         """Ids of a conversation by the model's chat template, ready for the assistant's next turn, or for the rest of
         the last turn if it is `continued`. Markup in texts is text (`engine/text/conversation.py`).
 
-        A message has role and content, perhaps tool_calls and tool_call_id; messages and `tools` have the form of
-        transformers, arguments and parameters as values.
+        A message has role and content, perhaps tool_calls, tool_call_id and reasoning_content; messages and `tools`
+        have the form of transformers, arguments and parameters as values.
 
         Raises:
             ValueError: the model has no chat template, the template refuses these messages, or the last one cannot be

@@ -22,6 +22,8 @@ PROBE_TOOL = {
     "type": "function",
     "function": {"name": _NAMES[0], "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+THOUGHTS = "reasoning_content"
+"""The name of a turn's thoughts in chat templates; for gpt-oss's template transformers adds `thinking`."""
 _USER = {"role": "user", "content": "Hello."}
 Turn = dict[str, Any]
 _DESCRIPTION = """You can call functions. Each line describes one, as JSON:
@@ -138,14 +140,15 @@ def plain_turns(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[
         if role == "user" and plain and plain[-1]["results"]:
             plain[-1]["content"] += "\n" + content
         else:
-            plain.append({"role": role, "content": content, "results": is_result})
+            thoughts = {THOUGHTS: turn[THOUGHTS]} if THOUGHTS in turn else {}
+            plain.append({"role": role, "content": content, "results": is_result} | thoughts)
     described = next((turn for turn in plain if turn["role"] in ("system", "user")), None)
     if tools and described is not None:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         about = _DESCRIPTION.format(tools=lines, example=_EXAMPLE)
         both = (described["content"], about) if described["role"] == "system" else (about, described["content"])
         described["content"] = "\n\n".join(text for text in both if text)
-    return [{"role": turn["role"], "content": turn["content"]} for turn in plain]
+    return [{name: value for name, value in turn.items() if name != "results"} for turn in plain]
 
 
 def system_first(turns: Sequence[Turn]) -> list[Turn]:
@@ -167,14 +170,22 @@ def system_first(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def laid_out(turns: Sequence[Turn], lay_out: Callable[[list[Turn]], _Layout]) -> _Layout:
-    """`lay_out` of the turns, or if it raises ValueError, of `system_first` of them. Raises the first error."""
+    """`lay_out` of the turns, or if it raises ValueError, of what `system_first` makes of them, or without thoughts
+    beside both a text and calls, which gpt-oss's template refuses. Raises the first error.
+    """
     try:
         return lay_out(list(turns))
     except ValueError:
-        if (moved := system_first(turns)) != list(turns):
-            with suppress(ValueError):
-                return lay_out(moved)
+        fewer = [_without_thoughts(turn) if turn["content"] and "tool_calls" in turn else turn for turn in turns]
+        for other in (system_first(turns), fewer, system_first(fewer)):
+            if other != list(turns):
+                with suppress(ValueError):
+                    return lay_out(other)
         raise
+
+
+def _without_thoughts(turn: Turn) -> Turn:
+    return {name: value for name, value in turn.items() if name != THOUGHTS}
 
 
 def _with_calls(turn: Turn) -> str:

@@ -130,6 +130,22 @@ async def test_a_last_message_of_the_assistant_is_continued_and_the_receipt_s_tu
     assert "continued" not in (begun.text or "")
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking"])
+@pytest.mark.parametrize("call", [None, pb.ToolCall(id="1", name="f")], ids=["answer", "call"])
+async def test_thoughts_of_a_turn_are_the_template_s_and_the_receipt_s(
+    tmp_path: Path, name: str, call: pb.ToolCall | None
+) -> None:
+    shown = "{% for message in messages %}{{ message.NAME }}{% endfor %}".replace("NAME", name)
+    prompts, request, thoughts = reader(tmp_path, TEMPLATE + shown), chat("2 + 2?"), "Four.<|end|>"
+    request.messages.messages.add(
+        role="assistant", content="4", reasoning_content=thoughts, tool_calls=[] if call is None else [call]
+    )
+    found, tokenizer = await prompts.read(request), Tokenizer(tmp_path)
+    assert json.loads(found.text or "")[1]["reasoning_content"] == thoughts
+    assert tokenizer.decode_all(found.token_ids).endswith("<|end|><|assistant|>" + thoughts)
+    assert found.token_ids.count(tokenizer.markup["<|end|>"]) == 2  # the markup in thoughts is text
+
+
 @pytest.mark.parametrize(
     "last",
     [pb.Message(role="user", content="a"), pb.Message(role="assistant", tool_calls=[pb.ToolCall(id="1", name="f")])],

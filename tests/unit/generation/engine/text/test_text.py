@@ -82,6 +82,11 @@ ALTERNATING = (
     "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TEMPLATE
 )
 """Refuses other turns than alternate ones of user and assistant after one of the system, as Mistral's templates do."""
+THINKING = (
+    "{% for message in messages %}{% if message.thinking %}{% if message.content and message.tool_calls %}"
+    "{{ raise_exception('thoughts beside both') }}{% endif %}[{{ message.thinking }}]{% endif %}{% endfor %}" + HERMES
+)
+"""Refuses thoughts beside a text and calls, as gpt-oss's template does."""
 TOOL = {"type": "function", "function": {"name": "get_time", "description": "", "parameters": {"type": "object"}}}
 TURNS = [
     {"role": "user", "content": "When?"},
@@ -151,6 +156,15 @@ def test_results_and_the_text_after_them_are_one_turn(saved: Path, template: str
     read = tokenizer(saved, template)
     text = read.decode_all(read.encode_chat([*TURNS[:3], {"role": "user", "content": "And in Rome?"}]))
     assert text.endswith("<|user|><tool_response>\nnoon\n</tool_response>\nAnd in Rome?<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize(("content", "thoughts"), [("", "[Noon?]"), ("Wait.", "")])
+def test_thoughts_are_left_out_where_a_template_refuses_them(saved: Path, content: str, thoughts: str) -> None:
+    read = tokenizer(saved, THINKING)
+    turns = [TURNS[0], TURNS[1] | {"content": content, "reasoning_content": "Noon?"}, *TURNS[2:]]
+    written = read.decode_all(read.encode_chat(turns, [TOOL]))
+    assert written.startswith(f"{thoughts}<|user|>get_time")
+    assert f"<|assistant|>{content}" in written
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ from threading import Lock
 from google.protobuf.message import DecodeError
 
 from kolm.ledger.v1 import ledger_pb2
-from ledger.durable_file import make_folder, remove_drafts, sync_path, write_durably
+from ledger.durable_file import make_folder, remove_drafts, write_durably
 
 _log = logging.getLogger(__name__)
 
@@ -209,10 +209,9 @@ class Journal:
             self._write_alone(records, sync=sync)
 
     def _write_alone(self, records: list[Record], *, sync: bool) -> None:
-        file = self._opened()
-        data = b"".join(record.to_bytes() for record in records)
+        data = _bytes_of(records)
         try:
-            written = 0
+            file, written = self._opened(), 0
             while written < len(data):
                 written += os.pwrite(file, data[written:], self._end + written)
             if sync:
@@ -221,8 +220,9 @@ class Journal:
             self._torn = True
             _apply(self._open, [record for record in records if record.kind == Kind.SETTLED])  # which may make room
             with suppress(OSError):
-                self._cut(file)
-                self._forget_settled(file)
+                if self._file is not None:
+                    self._cut(self._file)
+                    self._forget_settled(self._file)
             raise
         self._end += len(data)
         _apply(self._open, records)
@@ -230,20 +230,21 @@ class Journal:
             self._forget_settled(file)
 
     def _opened(self) -> int:
-        """The open file, made again if it was deleted: its records are lost, later records are not."""
+        """The open file, written again with the open records if it was deleted or replaced."""
         if self._file is not None and not _is_at(self._file, self._path):
-            os.close(self._file)
-            self._file = None
-        if self._file is None:
-            make_folder(self._path.parent, 0o700)
-            if self._path.exists():  # not the file that this process has written
-                self._path.rename(self._aside())
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            self._end, self._torn, self._open, self._stale_since = 0, False, {}, None
-            sync_path(self._path.parent)
-        if self._torn:
-            self._cut(self._file)
-        return self._file
+            replaced, self._file = self._file, None
+            os.close(replaced)
+        if self._file is not None:
+            if self._torn:
+                self._cut(self._file)
+            return self._file
+        make_folder(self._path.parent, 0o700)
+        left = list(self._open.values())
+        if self._path.exists() and self._path.read_bytes() != _bytes_of(left):  # not what this process has written
+            aside = self._aside()
+            self._path.rename(aside)
+            _log.error("setting aside another file in the place of the journal: %s is now %s", self._path, aside)
+        return self._rewrite(left)
 
     def _cut(self, file: int) -> None:
         """Remove the bytes of a failed write."""
@@ -265,19 +266,21 @@ class Journal:
             self._rewrite(list(self._open.values()))
             self._stale_since = None
 
-    def _rewrite(self, records: list[Record]) -> None:
-        """Rewrite the file with these records only."""
-        data = b"".join(record.to_bytes() for record in records)
+    def _rewrite(self, records: list[Record]) -> int:
+        """Rewrite the file with these records only, and return it open. Raises OSError, and then the old one stays."""
+        data = _bytes_of(records)
         try:
             write_durably(self._path, data)
         except OSError:
             if self._file is None or _is_at(self._file, self._path):
                 raise
             # The new file has the name already; only a power cut could bring back the old one.
-        if self._file is not None:
-            os.close(self._file)
-        self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        self._end, self._torn, self._open = len(data), False, {record.receipt_id: record for record in records}
+        old, file = self._file, os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        self._file, self._end, self._torn = file, len(data), False
+        self._open = {record.receipt_id: record for record in records}
+        if old is not None:
+            os.close(old)
+        return file
 
 
 def read_records(data: bytes) -> tuple[list[Record], bool]:
@@ -316,6 +319,10 @@ def _is_cut_off(data: bytes, at: int) -> bool:
         return True
     _, size, name_size, kind = _HEADER.unpack_from(rest)
     return kind in _KINDS and _HEADER.size + name_size + size > len(rest)
+
+
+def _bytes_of(records: Iterable[Record]) -> bytes:
+    return b"".join(record.to_bytes() for record in records)
 
 
 def _size_of(record: Record) -> int:

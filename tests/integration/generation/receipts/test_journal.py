@@ -216,6 +216,33 @@ async def test_a_journal_that_has_taken_its_name_is_used_though_the_folder_does_
     assert left_in(folder) == [("open", b"open"), ("next", b"next")]
 
 
+@pytest.mark.parametrize("fault", ["no descriptor", "replaced", "deleted"])
+async def test_open_records_survive_the_loss_of_the_journal_s_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setattr(module, "_MOST_SETTLED", 0)
+    journal = opened(folder)
+    await journal.keep(WAITING, {"one": append("x" * 1000)})
+    await journal.keep(WAITING, {"two": append("2")})
+    if fault == "deleted":
+        (folder / "journal").unlink()
+    elif fault == "replaced":
+        (folder / "journal").unlink()
+        (folder / "journal").write_bytes(b"another")
+    with monkeypatch.context() as failing:
+        if fault == "no descriptor":
+            real = os.open
+            failing.setattr(module.os, "open", lambda path, *how: (full if path == journal._path else real)(path, *how))
+        journal.settle("one")
+        await journal.written()
+    other = os.open(os.devnull, os.O_RDONLY)  # which may get the number of a descriptor that was closed
+    await journal.keep(WAITING, {"three": append("3")})
+    assert os.path.samestat(os.fstat(other), os.stat(os.devnull))
+    os.close(other)
+    assert left_in(folder) == [("two", b"2"), ("three", b"3")]
+    assert len([name for name in os.listdir(folder) if name.endswith(".damaged")]) == (fault == "replaced")
+
+
 async def test_what_is_settled_makes_room_on_a_disk_that_does_not_take_that_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,6 @@ SMOLLM2 = (
     "kolm verify log.tar.gz --trusted .kolm/trusted",
     "kolm verify log.tar.gz --promise promise.json",
     "kolm verify log.tar.gz --checkpoint seen.checkpoint",
-    "kolm verify log.tar.gz --state log.state",
     "kolm verify talk.tar.gz --model smollm2",
     "kolm serve explorer --ledger 127.0.0.1:50052 --trusted-keys .kolm/trusted --token-file .kolm/tokens/explorer "
     "--remember seen.checkpoint",
@@ -59,7 +58,7 @@ SMOLLM2 = (
     "--webhook https://alerts.example/kolm",
     "kolm monitor --tiles /srv/www/log --trusted keys --lag 1h --state copy.sqlite3 --once",
     "kolm verify /srv/www/log",
-    "kolm verify https://log.example/ --state site.state",
+    "kolm verify https://log.example/",
     "kolm monitor --ledger ledger.example:50052 --max-age 24h",
     "kolm ledger verify --obligations --database ledger.sqlite3 --trusted keys/",
     "kolm heads kscore demo/smollm2/head --model smollm2 --no-record --prompts prompts/held-out/code.jsonl",

@@ -4,12 +4,8 @@ log.
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
@@ -21,10 +17,7 @@ from ledger.documents.erasure import Erasure, Expiry, Retention
 from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import JudgedOutput
 from ledger.documents.signed_document import Document
-from ledger.errors import StoreError
 
-_APPLICATION, _VERSION = 0x6B6F6C6D, 4
-"""Marks of a state file in SQLite's header; the version changes with the tables and with the fold."""
 _SCHEMA = (
     """
 CREATE TABLE receipts
@@ -32,16 +25,13 @@ CREATE TABLE receipts
      foreign_engine INTEGER NOT NULL, tokens INTEGER NOT NULL);
 CREATE TABLE accusations (entry INTEGER PRIMARY KEY);
 CREATE TABLE erasures (receipt INTEGER PRIMARY KEY, entry INTEGER NOT NULL);
-CREATE TABLE documents (entry INTEGER PRIMARY KEY, document TEXT NOT NULL);
 """
-    + StateDatabase.SCHEMA
     + SqliteVerdicts.SCHEMA
 )
 _CACHE_KIB = 16 * 1024
 _BATCH = 4096  # receipts in memory before they are written
 
 _RECEIPT = "SELECT receipt_id, tenant, issued_at, foreign_engine, tokens FROM receipts WHERE entry = ?"
-_FEW = {kind.type_name(): kind for kind in (Retention, Expiry, DraftHeadPublication)}
 
 
 class SeenReceipt(Struct, frozen=True, gc=False):
@@ -55,17 +45,11 @@ class SeenReceipt(Struct, frozen=True, gc=False):
 
 
 class SeenOnDisk:
-    """`log_walk.SeenEntries` in SQLite. Not thread-safe. Every method may raise StoreError.
-
-    Without a path the database is temporary: in memory while it is small, then in a file that ends with the process.
-    With a path it is a verifier's state: the file changes only in `keep`, and a crash leaves the previous state.
+    """`log_walk.SeenEntries` in a temporary SQLite database: in memory while it is small, then in a file that ends with
+    the process. Not thread-safe. Every method may raise StoreError.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Open a state, new if the file is missing. Raises StoreError for any other file, which stays unchanged, and if
-        another process has it open.
-        """
-        self._path = path
+    def __init__(self) -> None:
         self.expiries: list[tuple[int, Expiry]] = []
         self.publications: list[DraftHeadPublication] = []
         self._retentions: list[tuple[int, Retention]] = []
@@ -73,7 +57,8 @@ class SeenOnDisk:
         self._waiting_ids: set[bytes] = set()
         self._newest = b""  # the greatest id on disk
         self._asked: tuple[int, SeenReceipt | None] = (-1, None)  # rules read a receipt several times
-        self._state = StateDatabase(_connected(path), "a temporary database" if path is None else f"the state {path}")
+        connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._state = StateDatabase(connection, "a temporary database")
         self._verdicts = SqliteVerdicts(self._state.connection)
         try:
             with self._state.errors():
@@ -82,26 +67,8 @@ class SeenOnDisk:
             self.close()
             raise
 
-    def load(self) -> dict[str, Any] | None:
-        """The last kept summary; None in a new state."""
-        return self._state.summary()
-
-    def keep(self, summary: dict[str, Any]) -> None:
-        """Write a summary and all recorded facts to the disk, in one transaction."""
-        self._flush()
-        self._state.save_summary(summary)
-        with self._state.errors():
-            self._state.connection.commit()
-            self._state.connection.execute("BEGIN IMMEDIATE")
-
     def close(self) -> None:
-        """Drop the changes since the last `keep`."""
-        with suppress(sqlite3.Error):
-            self._state.connection.rollback()
         self._state.connection.close()
-        with suppress(OSError):
-            if self._path is not None and self._path.stat().st_size == 0:  # nothing was kept in it
-                self._path.unlink()
 
     def knows(self, receipt_id: str) -> bool:
         name = _bytes(receipt_id)
@@ -126,9 +93,12 @@ class SeenOnDisk:
                 self._state.write("INSERT INTO accusations VALUES (?)", index)
             case Erasure():
                 self._state.write("INSERT OR IGNORE INTO erasures VALUES (?, ?)", document.receipt_index, index)
-            case Retention() | Expiry() | DraftHeadPublication():
-                self._state.write("INSERT INTO documents VALUES (?, ?)", index, document.to_bytes().decode())
-                self._list(index, document)
+            case Retention():
+                self._retentions.append((index, document))
+            case Expiry():
+                self.expiries.append((index, document))
+            case DraftHeadPublication():
+                self.publications.append(document)
 
     def receipt(self, index: int) -> SeenReceipt | None:
         """The receipt at an index; None for another entry and beyond the entries so far."""
@@ -168,34 +138,11 @@ class SeenOnDisk:
 
     def _open(self) -> None:
         execute = self._state.connection.execute
-        if self._path is None:
-            execute("PRAGMA journal_mode=OFF")
+        execute("PRAGMA journal_mode=OFF")
         execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-        execute("BEGIN IMMEDIATE")  # from here on, no other process has it
-        marks = execute("PRAGMA application_id").fetchone()[0], execute("PRAGMA user_version").fetchone()[0]
-        if marks == (0, 0) and execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-            execute(f"PRAGMA application_id={_APPLICATION}")
-            execute(f"PRAGMA user_version={_VERSION}")
-            for statement in _SCHEMA.split(";"):
-                execute(statement)
-        elif marks != (_APPLICATION, _VERSION):
-            raise StoreError(
-                f"{self._path} is not a state of this version, and stays unchanged; name another file to begin a new "
-                "one"
-            )
-        newest = execute("SELECT max(receipt_id) FROM receipts").fetchone()[0]
-        self._newest = b"" if newest is None else bytes(newest)
-        for index, text in execute("SELECT entry, document FROM documents ORDER BY entry"):
-            self._list(index, _FEW[json.loads(text)["type"]].from_bytes(text.encode()))
-
-    def _list(self, index: int, document: Document) -> None:
-        match document:
-            case Retention():
-                self._retentions.append((index, document))
-            case Expiry():
-                self.expiries.append((index, document))
-            case DraftHeadPublication():
-                self.publications.append(document)
+        execute("BEGIN IMMEDIATE")
+        for statement in _SCHEMA.split(";"):
+            execute(statement)
 
     def _flush(self) -> None:
         rows = [
@@ -207,15 +154,6 @@ class SeenOnDisk:
         self._newest = max(self._newest, *self._waiting_ids, b"")
         self._waiting.clear()
         self._waiting_ids.clear()
-
-
-def _connected(path: Path | None) -> sqlite3.Connection:
-    try:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return sqlite3.connect(path or "", timeout=1.0, isolation_level=None, check_same_thread=False)
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"the state {path} cannot be opened: {error}") from None
 
 
 @lru_cache(maxsize=1)  # a lookup, then a record

@@ -21,10 +21,8 @@ from ledger.bundle.evidence import (
     CheckFiles,
     Evidence,
     Folded,
-    VerifiedLog,
     check_older,
     fold_entries,
-    keep_verified,
     read_evidence,
 )
 from ledger.bundle.file_checks import CANONICAL, COMPLETE, RULES, SIGNED
@@ -105,17 +103,13 @@ def owed_in_words(found: Completeness) -> str:
 
 
 class BundleChecks:
-    """One run through the checklist. `temporary` is empty; it may be `seen` itself if that is no state."""
+    """One run through the checklist. `seen` is empty."""
 
-    def __init__(
-        self, bundle: BundleFiles, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk, temporary: SeenOnDisk
-    ) -> None:
+    def __init__(self, bundle: BundleFiles, trust: Trust, check_files: CheckFiles, seen: SeenOnDisk) -> None:
         self._bundle = bundle
         self._trust = trust
         self._check_files = check_files
         self._seen = seen
-        self._temporary = temporary
-        self._before = VerifiedLog.read(seen, trust.keys)
         self._evidence: Evidence | None = None
         self._folded: Folded | None = None
         self._cosigned: Mapping[str, int] = {}
@@ -166,16 +160,10 @@ class BundleChecks:
             unreplayable=dict(fold.unreplayable) if fold else {},
             freshness=self._freshness(),
             promises=self._promises,
-            verified_before=evidence.continued.size if evidence and evidence.continued else 0,
         )
 
-    def keep(self) -> None:
-        """Keep the log in the state, to continue from, if the bundle has all of it. Raises StoreError."""
-        if self._evidence is not None and self._fold().whole:
-            keep_verified(self._seen, self._trust.keys, self._evidence, self._fold())
-
     def _check_form(self) -> str:
-        self._evidence = read_evidence(self._bundle, self._trust, self._before)
+        self._evidence = read_evidence(self._bundle, self._trust)
         return f"{len(self._evidence.paths)} files"
 
     def _check_log_signature(self) -> str:
@@ -210,34 +198,9 @@ class BundleChecks:
                 raise ProofError(f"the bundle has no tree of {own.size} entries to compare with your checkpoint")
             if known[own.size] != own.root:
                 raise ProofError(f"your checkpoint over {own.size} entries has another root: history was rewritten")
-        if evidence.before is not None:
-            self._check_continued(evidence, evidence.before)
-        if not (evidence.trees or evidence.own or evidence.before):
+        if not (evidence.trees or evidence.own):
             raise NothingToCheck("no older tree in the bundle, no older checkpoint of yours")
-        verified = f", and from the {evidence.before.size} entries that you had verified" if evidence.before else ""
-        return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours{verified}"
-
-    def _check_continued(self, evidence: Evidence, before: VerifiedLog) -> None:
-        """Raises ProofError unless the log extends the previously verified log."""
-        newest = evidence.checkpoint
-        if newest.size < before.size:
-            raise ProofError(
-                f"you had verified {before.size} entries, this is a tree of {newest.size}: an old bundle, or the log "
-                "was rolled back"
-            )
-        if evidence.continued is None:
-            root = evidence.roots().get(before.size)
-            if root is None:
-                raise ProofError(f"the bundle has neither all entries from {before.size} on nor a tree of that size")
-        else:
-            grown = self._fold().grown
-            if grown.size != newest.size:
-                raise NotReached
-            root = before.root if grown.root() == newest.root else None
-        if root != before.root:
-            raise ProofError(
-                f"it does not extend the {before.size} entries that you had verified: history was rewritten"
-            )
+        return f"from {len(evidence.trees)} older trees and {len(evidence.own)} checkpoints of yours"
 
     def _check_inclusion(self) -> str:
         evidence, fold = self._require_evidence(), self._fold_after(CANONICAL)
@@ -265,8 +228,7 @@ class BundleChecks:
     def _check_signatures(self) -> str:
         fold, evidence = self._fold_after(SIGNED), self._require_evidence()
         known = [rotation.index for rotation in evidence.keys.rotations]
-        has_all_rotations = evidence.before is None or evidence.continued is not None
-        if has_all_rotations and not fold.problems and known != [index for index, _ in fold.rotations]:
+        if not fold.problems and known != fold.rotations:
             raise ProofError("the entries that replace keys differ from the first read: the files have changed")
         replaced = f"{len(known)} {'key was' if len(known) == 1 else 'keys were'} replaced"
         return f"{sum(fold.kinds.values())} documents, {replaced}"
@@ -354,8 +316,7 @@ class BundleChecks:
         for data in self._trust.promises:
             open_promise_with_any_key(data, (keys for _, keys in self._require_evidence().keys.epochs))
         fold = self._fold_after(_ENTRY_CHECKS)
-        # Receipts in previously verified entries are not compared with promises.
-        log = Extent.of(fold.whole and not fold.before, fold.obligations.latest, self._vouched_at)
+        log = Extent.of(fold.whole, fold.obligations.latest, self._vouched_at)
         self._promises = tuple(judge_promise(each, self._as_of(fold), log) for each in fold.promised)
         return check_promises(self._promises, log)
 
@@ -383,10 +344,7 @@ class BundleChecks:
     def _fold(self) -> BundleFold:
         if self._folded is None:
             evidence = self._require_evidence()
-            # Entries that do not continue a state are checked without it.
-            alone = evidence.before is not None and evidence.continued is None
-            seen = self._temporary if alone else self._seen
-            self._folded = fold_entries(evidence, self._check_files, seen, self._latest_valid_date)
+            self._folded = fold_entries(evidence, self._check_files, self._seen, self._latest_valid_date)
         return self._folded.fold
 
     def _fold_after(self, check: int) -> BundleFold:

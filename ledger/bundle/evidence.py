@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any
 
 from ledger.audit.fulfilment import Fulfilment
 from ledger.audit.seen import SeenOnDisk
 from ledger.bundle import layout
 from ledger.bundle.file_checks import CONTENT, CheckedFile, FileCheck, check_file, key_history
-from ledger.bundle.fold import BundleFold, read_rotations
+from ledger.bundle.fold import BundleFold
 from ledger.bundle.layout import BundleFiles, BundleManifest, OlderTree, read_hashes, split_lines
 from ledger.bundle.report import Trust
 from ledger.documents.key_history import KeyHistory
 from ledger.documents.promise import Promise, read_promise
 from ledger.documents.signed_document import payload_type
-from ledger.errors import FormatError, NotFound, ProofError, StoreError
-from ledger.keys.ed25519 import ROLES
+from ledger.errors import FormatError, NotFound, ProofError
 from ledger.keys.note import Note, VerifierKey
-from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.checkpoint import Checkpoint
-from ledger.tree.merkle import Frontier
 from ledger.tree.multiproof import GrowingTree
 from ledger.witness.tlog_policy import Policy, PolicyLog
 
@@ -37,59 +32,9 @@ KEY_ENTRY = f'"payloadType":"{payload_type("key")}"'.encode()
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedLog:
-    """The verified part of a log, kept and trusted by the verifier. `fold` is a BundleFold's document."""
-
-    origin: str
-    size: int
-    root: bytes
-    fold: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, seen: SeenOnDisk, trusted: TrustedKeys) -> VerifiedLog | None:
-        """The log of a state; None in a new state. Raises StoreError if it is damaged, or was made with keys that are
-        not trusted any more.
-        """
-        document = seen.load()
-        if document is None:
-            return None
-        with _damage_of_state():
-            frontier = Frontier.from_document(document["fold"]["frontier"])
-            kept, now = document["trusted"], _trusted_document(trusted)
-            log = cls(document["origin"], frontier.size, frontier.root(), document["fold"])
-            same = all(now["keys"].get(name) == scope for name, scope in kept["keys"].items())
-        if not same or kept["threshold"] != now["threshold"]:
-            raise StoreError(
-                "the state was made with other trusted keys, so it may not hold now. It stays unchanged; name another "
-                "file to begin at the first entry"
-            )
-        return log
-
-
-@contextmanager
-def _damage_of_state() -> Iterator[None]:
-    """Report errors in reading the state as damage: it is trusted, and so read without checks."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, FormatError) as error:
-        raise StoreError(f"the state is damaged, and stays unchanged: {error!r}") from None
-
-
-def keep_verified(seen: SeenOnDisk, trusted: TrustedKeys, evidence: Evidence, fold: BundleFold) -> None:
-    """Keep a whole verified log, to continue from. Raises StoreError."""
-    seen.keep({"origin": evidence.checkpoint.origin, "trusted": _trusted_document(trusted), "fold": fold.to_document()})
-
-
-def _trusted_document(trusted: TrustedKeys) -> dict[str, Any]:
-    keys = {f"{role} {key.key_id}": key.scope.to_document() for role in ROLES for key in trusted.keys(role)}
-    threshold = trusted.threshold
-    return {"keys": keys, "threshold": [list(step) for step in getattr(threshold, "steps", ())]}
-
-
-@dataclass(frozen=True, slots=True)
 class Evidence:
     """A bundle's parts. `policy` is the verifier's, with the log's successor keys; `own` the verifier's checkpoints,
-    `promises` the verifier's promises, `before` the log that the verifier has verified before.
+    `promises` the verifier's promises.
     """
 
     bundle: BundleFiles
@@ -102,15 +47,6 @@ class Evidence:
     policy: Policy
     own: tuple[Checkpoint, ...]
     promises: tuple[Promise, ...]
-    before: VerifiedLog | None = None
-
-    @property
-    def continued(self) -> VerifiedLog | None:
-        """The previously verified log, if this bundle has all later entries."""
-        held = self.manifest.range
-        if self.before is None or not held.start <= self.before.size <= held.end == self.manifest.tree_size:
-            return None
-        return self.before
 
     def roots(self) -> dict[int, bytes]:
         """Every tree that the bundle names, by size; not yet known to belong to one log."""
@@ -127,10 +63,8 @@ class Folded:
     content_problem: str | None
 
 
-def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None = None) -> Evidence:
-    """Raises FormatError for a malformed bundle, SignatureError for a checkpoint of the verifier, StoreError if another
-    log was verified `before`.
-    """
+def read_evidence(bundle: BundleFiles, trust: Trust) -> Evidence:
+    """Raises FormatError for a malformed bundle, SignatureError for a checkpoint of the verifier."""
     paths = bundle.paths()
     alone = set(_names(paths, "content/")) - set(_names(paths, "entries/"))
     if alone:
@@ -140,38 +74,27 @@ def read_evidence(bundle: BundleFiles, trust: Trust, before: VerifiedLog | None 
     checkpoint = Checkpoint.from_text(note.text)
     if (manifest.origin, manifest.tree_size) != (checkpoint.origin, checkpoint.size):
         raise FormatError(layout.MANIFEST, f"is about another tree than the checkpoint, {checkpoint.size} entries")
-    if before is not None and before.origin != checkpoint.origin:
-        raise StoreError(
-            f"the state is about the log {before.origin!r}, the bundle about {checkpoint.origin!r}; name another file"
-        )
-    history = KeyHistory.of(trust.keys)
-    with _damage_of_state():
-        for index, envelope in () if before is None else read_rotations(before.fold):
-            history = history.after(index, history.open(index, envelope))
-    keys = key_history(history, _key_lines(bundle, paths), 0 if before is None else before.size)
+    keys = key_history(KeyHistory.of(trust.keys), _key_lines(bundle, paths))
     policy = _policy(trust, keys, checkpoint.origin)
     own = tuple(_opened(data, policy) for data in trust.earlier)
     promises = tuple(map(read_promise, trust.promises))
     trees = _trees(bundle, paths)
     return Evidence(
         bundle=bundle, paths=paths, manifest=manifest, note=note, checkpoint=checkpoint, trees=trees, keys=keys,
-        policy=policy, own=own, promises=promises, before=before,
+        policy=policy, own=own, promises=promises,
     )  # fmt: skip
 
 
 def fold_entries(
     evidence: Evidence, check_files: CheckFiles, seen: SeenOnDisk, known: datetime | None = None
 ) -> Folded:
-    """Check all entries, file by file, and fold them in order, after the previously verified entries if the bundle
-    continues them. All of them existed at `known`: later times do not count.
+    """Check all entries, file by file, and fold them in order. All of them existed at `known`: later times do not
+    count.
     """
     promised = tuple(map(Fulfilment, evidence.promises))
     shown = GrowingTree(proof=_proof(evidence.bundle))
     fold = BundleFold(evidence.manifest, frozenset(own.size for own in evidence.own), promised, seen, shown)
     fold.clock.now_is(known)
-    if evidence.continued is not None:
-        with _damage_of_state():
-            fold.restore(evidence.continued.fold)
     contents, problem, content_problem = 0, None, None
     for checked in check_files(check_file, _jobs(evidence)):
         contents += checked.contents
@@ -192,11 +115,9 @@ def _proof(bundle: BundleFiles) -> tuple[bytes, ...]:
 
 
 def _jobs(evidence: Evidence) -> Iterator[FileCheck]:
-    before, start = 0 if evidence.continued is None else evidence.continued.size, evidence.manifest.range.start
     with_content = set(_names(evidence.paths, "content/"))
     for name in _names(evidence.paths, "entries/"):
-        known = before if int(name) >= start else 0  # chosen entries before the range have gaps between them
-        yield FileCheck(evidence.bundle, name, name in with_content, evidence.keys, known, bool(evidence.promises))
+        yield FileCheck(evidence.bundle, name, name in with_content, evidence.keys, bool(evidence.promises))
 
 
 def _names(paths: Iterable[str], folder: str) -> Iterator[str]:

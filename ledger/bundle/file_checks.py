@@ -14,7 +14,6 @@ from ledger.documents.key_history import KeyHistory
 from ledger.documents.receipt import Receipt
 from ledger.errors import FormatError, LedgerError, StoreError
 from ledger.tree.entry import Entry
-from ledger.tree.merkle import leaf_hash
 from ledger.tree.tile import TILE_WIDTH, full_tile_hash
 
 CANONICAL, COMPLETE, SIGNED, RULES, CONTENT = 5, 6, 7, 8, 11
@@ -36,15 +35,14 @@ class CheckedFile:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The job of checking one file, sent to another process. Entries at indices below `known` were verified before and
-    are only hashed, unless content is checked. Receipts are returned `whole` if promises are compared with them.
+    """The job of checking one file, sent to another process. Receipts are returned `whole` if promises are compared
+    with them.
     """
 
     bundle: BundleFiles
     name: str
     with_content: bool
     keys: KeyHistory
-    known: int = 0
     whole: bool = False
 
 
@@ -62,12 +60,8 @@ def check_file(job: FileCheck) -> CheckedFile:
     except LedgerError as error:
         return CheckedFile((), problem=(CANONICAL, str(error)))
     first = int(job.name)
-    known = 0 if job.with_content else max(0, job.known - first)
-    # The hash of an entry that was verified before shows whether it is the same: at another index it leads to another
-    # root.
-    entries = tuple(CheckedEntry(leaf_hash(data), first + at) for at, data in enumerate(lines[:known])) + tuple(
-        _named(check_entry(data, job.keys), f"{job.name}.jsonl line {at}")
-        for at, data in enumerate(lines[known:], known + 1)
+    entries = tuple(
+        _named(check_entry(data, job.keys), f"{job.name}.jsonl line {at}") for at, data in enumerate(lines, 1)
     )
     if entries[0].document is not None and entries[0].index != first:
         return CheckedFile(
@@ -94,15 +88,14 @@ def _named(entry: CheckedEntry, place: str) -> CheckedEntry:
     return entry if entry.malformed is None else replace(entry, malformed=f"{place}: {entry.malformed}")
 
 
-def key_history(history: KeyHistory, lines: Iterable[bytes], start: int = 0) -> KeyHistory:
-    """The history with the key entries among `lines` whose index is at least `start`; lines are in order of index. An
-    invalid key entry is ignored here; the check of every entry reports it.
+def key_history(history: KeyHistory, lines: Iterable[bytes]) -> KeyHistory:
+    """The history with the key entries among `lines`, in order of index. An invalid key entry is ignored here; the
+    check of every entry reports it.
     """
     for data in lines:
         try:
             entry = Entry.from_bytes(data)
-            if entry.index >= start:
-                history = history.after(entry.index, history.open(entry.index, entry.envelope))
+            history = history.after(entry.index, history.open(entry.index, entry.envelope))
         except LedgerError:
             continue
     return history

@@ -5,9 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from ledger.audit.contradiction import Contradiction, contradictions
 from ledger.audit.fulfilment import Fulfilment
@@ -26,8 +25,6 @@ from ledger.documents.receipt import Receipt
 from ledger.documents.reference_rules import follow
 from ledger.documents.signed_document import Document, kind_of
 from ledger.errors import FormatError
-from ledger.keys.envelope import Envelope
-from ledger.tree.merkle import Frontier
 from ledger.tree.multiproof import GrowingTree
 from ledger.tree.tile import TILE_HEIGHT, TILE_WIDTH
 
@@ -61,8 +58,7 @@ class BundleFold:
     """The entries of a bundle read so far, by rising index.
 
     `problems` has the first reason for each check that failed. Documents are checked up to the first problem; indexes
-    and leaves to the end. `grown` is the log without a gap, from its first entry or after the previously folded
-    entries; `shown` is the tree that the bundle's entries and its proof make.
+    and leaves to the end. `shown` is the tree that the bundle's entries and its proof make.
     """
 
     manifest: BundleManifest
@@ -70,9 +66,6 @@ class BundleFold:
     promised: tuple[Fulfilment, ...] = ()
     seen: SeenOnDisk = field(default_factory=SeenOnDisk)
     shown: GrowingTree = field(default_factory=GrowingTree)
-    grown: GrowingTree = field(default_factory=GrowingTree)
-    before: int = 0
-    """The previously verified entries, which are not checked again."""
     places: Places = field(default_factory=Places)
     kinds: Counter[str] = field(default_factory=Counter)
     outcomes_by_kind: Counter[str] = field(default_factory=Counter)
@@ -88,8 +81,8 @@ class BundleFold:
     obligations: ObligationFold = field(default_factory=lambda: ObligationFold(keep_judged=False))
     draft_heads_used: set[tuple[str, str]] = field(default_factory=set)
     """Each draft head of the receipts with each base that it was used on."""
-    rotations: list[tuple[int, Envelope]] = field(default_factory=list)
-    """The key entries that replace a key."""
+    rotations: list[int] = field(default_factory=list)
+    """The entries that replace a key."""
     roots: dict[int, bytes] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
@@ -97,64 +90,27 @@ class BundleFold:
     _last_receipt: int = -1
     _signers: set[str] = field(default_factory=set)
 
-    def to_document(self) -> dict[str, Any]:
-        """The fold of a whole log as JSON, to continue from; `seen` keeps the state that grows with the log."""
-        return {
-            "frontier": self.grown.frontier().to_document(),
-            "kinds": dict(self.kinds),
-            "outcomes": dict(self.outcomes_by_kind),
-            "unreplayable": list(self.unreplayable.items()),
-            "counts": [self.independent, self.unproven, self.overclaims],
-            "halts": self.halts.to_document(),
-            "clock": self.clock.to_document(),
-            "watch": self.watch.to_document(),
-            "obligations": self.obligations.to_document(),
-            "heads": sorted(self.draft_heads_used),
-            "rotations": [[index, envelope.to_document()] for index, envelope in self.rotations],
-            "signers": sorted(self._signers),
-        }
-
-    def restore(self, document: Mapping[str, Any]) -> None:
-        """Restore the output of `to_document`, which the verifier has kept, before the first entry."""
-        frontier = Frontier.from_document(document["frontier"])
-        self.before, self.grown = frontier.size, GrowingTree(frontier)
-        self.kinds.update(document["kinds"])
-        self.outcomes_by_kind.update(document["outcomes"])
-        self.unreplayable.update(document["unreplayable"])
-        self.independent, self.unproven, self.overclaims = document["counts"]
-        self.halts = HaltState.from_document(document["halts"])
-        self.clock = replace(LogClock.from_document(document["clock"]), not_after=self.clock.not_after)
-        self.watch = HaltWatch.from_document(document["watch"])
-        self.obligations = ObligationFold.from_document(document["obligations"])
-        self.draft_heads_used.update((head, base) for head, base in document["heads"])
-        self.rotations += read_rotations(document)
-        self._signers.update(document["signers"])
-
     @property
     def whole(self) -> bool:
-        """Whether the bundle claims to hold the log to its last entry, from the first entry that was not verified
-        before.
-        """
-        return self.manifest.range.start <= self.before and self.manifest.range.end == self.manifest.tree_size
+        """Whether the bundle claims to hold the whole log."""
+        return (self.manifest.range.start, self.manifest.range.end) == (0, self.manifest.tree_size)
 
     @property
     def knows_all_halts(self) -> bool:
         """Whether all entries before each receipt are here, so that no halt for a receipt can have been left out."""
-        return self._last_receipt < self.grown.size
+        return self._last_receipt < self.places.end_of_run(0)
 
     def take_file(self, entries: Sequence[CheckedEntry], subtree: bytes | None = None) -> None:
         """Fold the next entries; `subtree` is their hash, if they are the 256 entries of a complete subtree."""
         first, wide = entries[0].index if entries else 0, subtree is not None
-        # Otherwise leaf by leaf: a root within the file is needed, or the previously verified log ends in it.
-        wide = wide and self._last < first and (self.grown.size == first or self.grown.size >= first + TILE_WIDTH)
+        # Otherwise leaf by leaf: entries before it are missing, or a root within the file is needed.
+        wide = wide and self._last < first == self.places.end_of_run(0)
         wide = wide and not any(first < size < first + TILE_WIDTH for size in self.wanted_sizes)
         wide = wide and first + TILE_WIDTH <= self.manifest.tree_size
         for entry in entries:
             self.take(entry, grow=not wide)
         if wide and subtree is not None:
             self.shown.add(first, subtree, TILE_HEIGHT)
-            if first == self.grown.size:
-                self.grown.add(first, subtree, TILE_HEIGHT)
             self._note_root(first + TILE_WIDTH)
 
     def take(self, entry: CheckedEntry, *, grow: bool = True) -> None:
@@ -164,7 +120,7 @@ class BundleFold:
             self._blame(SIGNED, entry.refused, entry.index)
         if entry.index >= 0:
             self._place(entry, grow)
-        if entry.document is not None and entry.index >= self.before and not self.problems:
+        if entry.document is not None and not self.problems:
             self._judge(entry, entry.document)
 
     def _place(self, entry: CheckedEntry, grow: bool) -> None:
@@ -175,17 +131,12 @@ class BundleFold:
             self.places.add(entry.index)
             if grow:
                 self.shown.add(entry.index, entry.leaf)
-                if entry.index == self.grown.size:
-                    self.grown.add(entry.index, entry.leaf)
                 self._note_root(entry.index + 1)
         self._last = max(self._last, entry.index)
 
     def _note_root(self, size: int) -> None:
-        if size in self.wanted_sizes:
-            if self.places.count == size:
-                self.roots[size] = self.shown.root()
-            elif self.grown.size == size:
-                self.roots[size] = self.grown.root()
+        if size in self.wanted_sizes and self.places.count == size:
+            self.roots[size] = self.shown.root()
 
     def _judge(self, entry: CheckedEntry, document: Document) -> None:
         self._blame(SIGNED, self._key_problem(document), entry.index)
@@ -245,7 +196,7 @@ class BundleFold:
                     self.outcomes_by_kind[document.outcome] += 1
                     self.independent += document.outcome == EXACT and document.independent
             case KeyEntry() if document.replaces is not None:
-                self.rotations.append((entry.index, entry.envelope))
+                self.rotations.append(entry.index)
 
     def _remember_receipt(self, index: int, receipt: Receipt) -> None:
         self._last_receipt = index
@@ -261,8 +212,3 @@ class BundleFold:
         start, end = self.manifest.range.start, self.manifest.range.end
         gone = self.places.end_of_run(start)
         return f"entry {gone} of [{start}, {end}) is missing" if gone < end else None
-
-
-def read_rotations(document: Mapping[str, Any]) -> list[tuple[int, Envelope]]:
-    """The rotations in a fold's document."""
-    return [(index, Envelope.from_document(each, "envelope")) for index, each in document["rotations"]]

@@ -153,8 +153,7 @@ class BundleReport:
     unproven numerics profile and of receipts that claim a speedup above their tokens per pass, the state of the halts,
     receipts that defied one (index, index of the halt), entries with future times, verdicts that contradict others of
     the same auditor, the owed replays, the receipts whose newest verdict is no answer (with the entry that had erased
-    the content), the age of the log (None without a clock), the state of the verifier's promises, and the number of
-    entries that a state had verified before.
+    the content), the age of the log (None without a clock), and the state of the verifier's promises.
     """
 
     checks: tuple[Check, ...]
@@ -174,7 +173,6 @@ class BundleReport:
     unreplayable: Mapping[int, int | None]
     freshness: Freshness | None
     promises: tuple[JudgedPromise, ...] = ()
-    verified_before: int = 0
 
     def __str__(self) -> str:
         """A line: verified, or the problem; then the contents."""

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from ledger.bundle.layout import MANIFEST, MAX_FILES, PROOF, BundleFile, BundleManifest, Span
 from ledger.durable_file import write_durably
-from ledger.encoding.text_forms import encode_base64
 from ledger.errors import FormatError, NotFound, ProofError, StoreError
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
@@ -253,7 +252,7 @@ class TileFolder:
 
 @dataclass(frozen=True, slots=True)
 class TiledBundle:
-    """BundleFiles of the log under one checkpoint, from `start` on, read in place from its tiles.
+    """BundleFiles of the log under one checkpoint, read in place from its tiles.
 
     Entries are claims, as in a bundle, until their hashes lead to the signed root.
     """
@@ -261,25 +260,22 @@ class TiledBundle:
     files: TileFiles
     note: bytes
     checkpoint: Checkpoint
-    start: int
 
     @classmethod
-    def at(cls, files: TileFiles, known: int = 0) -> TiledBundle:
-        """The log by its newest checkpoint, without the entry bundles that end before `known` entries.
+    def at(cls, files: TileFiles) -> TiledBundle:
+        """The log by its newest checkpoint.
 
-        Raises NotFound without a checkpoint, FormatError for a malformed one, or for too many new entries.
+        Raises NotFound without a checkpoint, FormatError for a malformed one, or for too many entries.
         """
         note = read_checkpoint(files)
         checkpoint = Checkpoint.from_text(Note.from_bytes(note).text)
-        start = min(known, checkpoint.size) // TILE_WIDTH * TILE_WIDTH
-        if checkpoint.size - start > MAX_FILES * TILE_WIDTH:
-            most = MAX_FILES * TILE_WIDTH
-            raise FormatError(CHECKPOINT, f"is over {checkpoint.size} entries, at most {most} new entries can be read")
-        return cls(files, note, checkpoint, start)
+        if checkpoint.size > (most := MAX_FILES * TILE_WIDTH):
+            raise FormatError(CHECKPOINT, f"is over {checkpoint.size} entries, at most {most} can be read")
+        return cls(files, note, checkpoint)
 
     def numbers(self) -> range:
         """The entry bundles to read."""
-        return range(self.start // TILE_WIDTH, -(-self.checkpoint.size // TILE_WIDTH))
+        return range(-(-self.checkpoint.size // TILE_WIDTH))
 
     def paths(self) -> tuple[str, ...]:
         entries = (f"entries/{number * TILE_WIDTH:012d}.jsonl" for number in self.numbers())
@@ -289,13 +285,11 @@ class TiledBundle:
         """Raises the errors of `TiledTree.entries`."""
         size, tree = self.checkpoint.size, TiledTree(self.files, self.checkpoint.size)
         if path == MANIFEST:
-            span = Span(self.start, size)
-            return BundleManifest(self.checkpoint.origin, size, span, size - self.start, _NO_TIME).to_bytes()
+            return BundleManifest(self.checkpoint.origin, size, Span(0, size), size, _NO_TIME).to_bytes()
         if path == CHECKPOINT:
             return self.note
-        if path == PROOF:  # the subtrees before the first entry
-            hashes = Frontier.at(self.start, TileHashes(tree)).hashes
-            return b"".join(encode_base64(each).encode() + b"\n" for each in hashes)
+        if path == PROOF:  # of all entries
+            return b""
         entries = tree.bundle(int(path.removeprefix("entries/").removesuffix(".jsonl")) // TILE_WIDTH)
         if any(b"\n" in entry or not entry for entry in entries):
             raise FormatError(path, "an entry is empty or holds a line break")

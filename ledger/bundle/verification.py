@@ -40,23 +40,15 @@ _FOUNDATIONS = 2
 """The number of leading checks whose failure ends the checklist."""
 
 
-def verify_bundle(
-    bundle: BundleFiles, trust: Trust, check_files: CheckFiles = map, state: SeenOnDisk | None = None
-) -> BundleReport:
-    """Run the checklist `CHECKS`. Never raises for a wrong bundle. With a `state`, previously verified entries are not
-    checked again: the log must extend them, and the state is updated if all checks pass. Raises StoreError for an
-    unusable state, or if there is no disk space.
-    """
-    with closing(SeenOnDisk()) as temporary:
-        checks = BundleChecks(bundle, trust, check_files, temporary if state is None else state, temporary)
+def verify_bundle(bundle: BundleFiles, trust: Trust, check_files: CheckFiles = map) -> BundleReport:
+    """Run the checklist `CHECKS`. Never raises for a wrong bundle. Raises StoreError if there is no disk space."""
+    with closing(SeenOnDisk()) as seen:
+        checks = BundleChecks(bundle, trust, check_files, seen)
         done: list[Check] = []
         for number, step in enumerate(checks.steps(), 1):
             blocked = any(check.passed is False for check in done[:_FOUNDATIONS])
             done.append(_attempt(number, step, blocked=blocked))
-        report = checks.report(tuple(done))
-        if report.ok:
-            checks.keep()
-        return report
+        return checks.report(tuple(done))
 
 
 def _attempt(number: int, step: Callable[[], str], *, blocked: bool) -> Check:

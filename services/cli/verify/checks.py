@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ledger.audit.processes import Processes
-from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.conversation import is_answer, is_prompt, tokenizer_mismatch
-from ledger.bundle.evidence import CheckFiles, Evidence, VerifiedLog, read_evidence
+from ledger.bundle.evidence import CheckFiles, Evidence, read_evidence
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.folder import open_bundle
 from ledger.bundle.layout import MANIFEST, BundleFiles, BundleManifest
@@ -42,21 +41,17 @@ _TYPE = f'"{ReceiptFile.TYPE}"'.encode()
 _LONGEST = 1 << 20  # bytes
 
 
-def check_bundle(place: str, sources: TrustSources, workers: int = 0, state: Path | None = None) -> BundleReport:
-    """Check a bundle, or a log in tiles (folder or URL). With a `state`, continue from its verified entries.
+def check_bundle(place: str, sources: TrustSources, workers: int = 0) -> BundleReport:
+    """Check a bundle, or a log in tiles (folder or URL).
 
     Raises NotFound, FormatError for an archive that cannot be read, UsageError, Unreachable, StoreError.
     """
-    if state is not None and sources.promises:
-        raise UsageError("--state: cannot be combined with --promise, which needs earlier entries")
     trust = own_trust(sources)
-    with closing(SeenOnDisk(state)) as seen, ExitStack() as opened:
-        before = VerifiedLog.read(seen, trust.keys)
+    with ExitStack() as opened:
         with verifying_entries(verb="fetching") as fetching:
-            bundle = opened.enter_context(opened_log(place, 0 if before is None else before.size, fetching))
+            bundle = opened.enter_context(opened_log(place, fetching))
         with verifying_entries(_claimed_entries(bundle)) as advance:
-            check_files = _counted(Processes(workers).map, advance)
-            return verify_bundle(bundle, trust, check_files, seen)
+            return verify_bundle(bundle, trust, _counted(Processes(workers).map, advance))
 
 
 def _claimed_entries(bundle: BundleFiles) -> int | None:

@@ -27,8 +27,6 @@ def report_document(report: BundleReport) -> dict[str, Any]:
     checkpoint since `vouched_at`. `scope` is the extent of a green result: the part of the log, the audits and their
     time, the age of the log. `remarks` are not errors of the bundle, but a reader has to know them.
 
-    The first `verified_before` entries had been verified before (`--state`); all counts are of the whole log.
-
     Counts: `unproven_profiles` and `overclaimed_speedups` of receipts, `independent` of EXACT verdicts by an auditor's
     own engine, `unreplayable` of receipts with that newest verdict. `erased` maps an unreplayable receipt to the entry
     that had erased its content.
@@ -36,7 +34,7 @@ def report_document(report: BundleReport) -> dict[str, Any]:
     from ledger.encoding.text_forms import timestamp
 
     checkpoint, owed, freshness = report.checkpoint, report.completeness, report.freshness
-    counted = ("verified_before", "cosigned", "kinds", "outcomes", "independent")
+    counted = ("cosigned", "kinds", "outcomes", "independent")
     return members(report, "ok", "problem", *counted) | {
         "origin": checkpoint and checkpoint.origin,
         "size": checkpoint and checkpoint.size,
@@ -76,9 +74,8 @@ def _scope(report: BundleReport) -> list[str]:
     held, size, owed = report.manifest, report.checkpoint.size if report.checkpoint else 0, report.completeness
     if held is None or held.range.start == held.range.end < size:
         scope = [f"{sum(report.kinds.values())} chosen entries of a log of {size}"]
-    elif held.range.start <= report.verified_before and held.range.end == size:
-        verified = f", {report.verified_before} of them before" if report.verified_before else ""
-        scope = [f"the whole log of {size} entries{verified}"]
+    elif (held.range.start, held.range.end) == (0, size):
+        scope = [f"the whole log of {size} entries"]
     else:
         scope = [f"entries {held.range.start} to {held.range.end - 1} of a log of {size}"]
     if owed is None:

@@ -50,17 +50,17 @@ def is_url(place: str) -> bool:
 
 
 @contextmanager
-def opened_log(place: str, known: int, fetching: Callable[[int], None]) -> Iterator[BundleFiles]:
-    """A bundle, or a log in tiles without the entry bundles that end before `known` entries. A URL is fetched into a
-    temporary folder first, so that each file is read once and cannot change. `fetching` gets counts of entries.
+def opened_log(place: str, fetching: Callable[[int], None]) -> Iterator[BundleFiles]:
+    """A bundle, or a log in tiles. A URL is fetched into a temporary folder first, so that each file is read once and
+    cannot change. `fetching` gets counts of entries.
 
     Raises NotFound, FormatError, Unreachable.
     """
     if is_url(place):
         with TemporaryDirectory(prefix="kolm-tiles-") as folder:
-            yield _fetched(place, known, Path(folder), fetching)
+            yield _fetched(place, Path(folder), fetching)
     elif (Path(place) / CHECKPOINT).is_file() and not (Path(place) / "bundle.json").exists():
-        yield TiledBundle.at(TileFolder(Path(place)), known)
+        yield TiledBundle.at(TileFolder(Path(place)))
     else:
         with open_bundle(Path(place)) as bundle:
             yield bundle
@@ -84,7 +84,7 @@ class _Fetched:
         self._room -= len(data)
         if self._room < 0:
             raise exits.Failed(
-                f"the log at {self._url} has more than {MAX_TOTAL_BYTES} new bytes", "copy its tiles to a folder"
+                f"the log at {self._url} has more than {MAX_TOTAL_BYTES} bytes", "copy its tiles to a folder"
             )
         target = self._folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +92,10 @@ class _Fetched:
         return data
 
 
-def _fetched(url: str, known: int, folder: Path, fetching: Callable[[int], None]) -> TiledBundle:
+def _fetched(url: str, folder: Path, fetching: Callable[[int], None]) -> TiledBundle:
     """Fetch all files that a verification will read; it then reports missing ones."""
     files = _Fetched(url, folder)
-    remote = TiledBundle.at(files, known)
+    remote = TiledBundle.at(files)
     files.until += _SECONDS_A_FILE * len(remote.numbers())
     tree = TiledTree(files, remote.checkpoint.size)
 
@@ -105,7 +105,6 @@ def _fetched(url: str, known: int, folder: Path, fetching: Callable[[int], None]
     numbers, waiting = iter(remote.numbers()), deque[Future[int]]()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
-            remote.read("proof")
             for number in numbers:
                 waiting.append(pool.submit(fetch, number))
                 if len(waiting) > 2 * _AT_ONCE:
@@ -116,4 +115,4 @@ def _fetched(url: str, known: int, folder: Path, fetching: Callable[[int], None]
             pass  # the checks report it
         finally:
             pool.shutdown(cancel_futures=True)
-    return TiledBundle(TileFolder(folder), remote.note, remote.checkpoint, remote.start)
+    return TiledBundle(TileFolder(folder), remote.note, remote.checkpoint)

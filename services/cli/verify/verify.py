@@ -109,10 +109,6 @@ def verify(
     ],
     paths: options.Paths = options.PATHS,
     given: VerifyOptions = GIVEN,
-    state: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="For a bundle: continue from the verified entries in this file, and keep it."),
-    ] = None,
     json: options.Json = False,
 ) -> None:
     """Check a bundle, a log, a receipt file or a proof against your trusted keys. Exit code 3 if a check fails."""
@@ -123,7 +119,7 @@ def verify(
     if is_url(place):
         if given.prompt or given.output or given.history:
             raise exits.UsageError("--prompt, --output and --history: need a file, not a log")
-        _show(json, _bundle(place, sources, state))
+        _show(json, _bundle(place, sources))
     path = Path(place)
     if not path.exists():
         raise exits.NotFound(f"there is no {path}; expected a bundle, a receipt file, a proof or a statement")
@@ -134,7 +130,7 @@ def verify(
     elif (answered := read_answer(path)) is not None:
         checked = _promise_answer(answered, sources)
     else:
-        checked = _bundle_or_proof(path, sources, given, state)
+        checked = _bundle_or_proof(path, sources, given)
     _show(json, checked)
 
 
@@ -169,7 +165,7 @@ def _receipt_file(path: Path, sources: TrustSources, given: VerifyOptions) -> _C
     return _Checked(True, document, shown.receipt_file_view)
 
 
-def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, state: Path | None) -> _Checked:
+def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions) -> _Checked:
     """Raises UsageError for options that belong to another kind of file."""
     from services.cli.verify.sources import is_json, is_proof, read_statement
 
@@ -182,15 +178,13 @@ def _bundle_or_proof(path: Path, sources: TrustSources, given: VerifyOptions, st
             f"{path} is not a receipt file or statement, or only a part of one",
             "a promise is checked against a bundle or a receipt file: --promise",
         )
-    if state is not None and alone:
-        raise exits.UsageError("--state: needs a bundle")
     if given.promise and alone:
         raise exits.UsageError("--promise needs a bundle or a receipt file")
     if given.history is not None and not alone:
         raise exits.UsageError("--history: needs a proof file; a bundle has its own")
     if statement is not None:
         return _statement(statement, sources, given.history)
-    return _proof(path, sources, given.history) if alone else _bundle(str(path), sources, state)
+    return _proof(path, sources, given.history) if alone else _bundle(str(path), sources)
 
 
 def _statement(statement: bytes, sources: TrustSources, history: Path | None) -> _Checked:
@@ -209,8 +203,8 @@ def _proof(path: Path, sources: TrustSources, history: Path | None) -> _Checked:
     return _Checked(True, shown.proof_document(proven), shown.proof_view)
 
 
-def _bundle(place: str, sources: TrustSources, state: Path | None) -> _Checked:
+def _bundle(place: str, sources: TrustSources) -> _Checked:
     from services.cli.verify.checks import check_bundle
 
-    report = check_bundle(place, sources, state=state)
+    report = check_bundle(place, sources)
     return _Checked(report.ok, shown.report_document(report), shown.report_view)

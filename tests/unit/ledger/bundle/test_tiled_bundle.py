@@ -1,14 +1,12 @@
 """A log that is verified in its tiles, by one process and by several: the verdict of its bundle."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from ledger.audit.processes import Processes
-from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.file_checks import CheckedFile, FileCheck
 from ledger.bundle.layout import MAX_FILES, split_lines
 from ledger.bundle.report import BundleReport, Trust
@@ -39,12 +37,8 @@ def in_tiles(folder: Path, size: int = SIZE) -> Path:
     return folder
 
 
-def judged(folder: Path, state: Path | None = None, workers: int = 1) -> BundleReport:
-    with closing(SeenOnDisk(state)) as seen:
-        kept = seen.load()
-        known = 0 if kept is None else kept["fold"]["frontier"]["size"]
-        bundle = TiledBundle.at(TileFolder(folder), known)
-        return verify_bundle(bundle, TRUST, Processes(workers).map if workers > 1 else map, seen)
+def judged(folder: Path, workers: int = 1) -> BundleReport:
+    return verify_bundle(TiledBundle.at(TileFolder(folder)), TRUST, Processes(workers).map if workers > 1 else map)
 
 
 def spoiled(folder: Path, number: int, change: Callable[[list[bytes]], list[bytes]]) -> None:
@@ -52,16 +46,14 @@ def spoiled(folder: Path, number: int, change: Callable[[list[bytes]], list[byte
     path.write_bytes(entry_bundle(change(read_entry_bundle(path.read_bytes()))))
 
 
-def test_a_log_in_tiles_is_verified_as_a_whole_and_goes_on_where_it_ended(tmp_path: Path) -> None:
-    folder, state = in_tiles(tmp_path / "tiles", 700), tmp_path / "state"
-    report = judged(folder, state)
-    assert (report.ok, dict(report.kinds), report.verified_before) == (True, {"receipt": 700}, 0), report.problem
-    in_tiles(folder)
-    for number in (0, 1):
-        (folder / f"tile/entries/{number:03d}").unlink()  # ends before the unverified entries, so it is not read
-    report = judged(folder, state)
-    assert (report.ok, dict(report.kinds), report.verified_before) == (True, {"receipt": SIZE}, 700), report.problem
-    assert failed(judged(folder)) == 1  # from the first entry on, they are missing
+def test_a_log_in_tiles_is_verified_as_a_whole(tmp_path: Path) -> None:
+    folder = in_tiles(tmp_path / "tiles", 700)
+    report = judged(folder)
+    assert (report.ok, dict(report.kinds)) == (True, {"receipt": 700}), report.problem
+    report = judged(in_tiles(folder))
+    assert (report.ok, dict(report.kinds)) == (True, {"receipt": SIZE}), report.problem
+    (folder / "tile/entries/001").unlink()
+    assert failed(judged(folder)) == 1
 
 
 @pytest.mark.slow
@@ -82,16 +74,6 @@ def test_a_changed_entry_is_found_by_one_process_and_by_two_in_the_same_words(nu
         assert alone == judged(folder, workers=2)
 
 
-def test_a_log_that_forked_or_shrank_is_refused(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    assert judged(in_tiles(tmp_path / "tiles", 700), state).ok
-    assert failed(judged(in_tiles(tmp_path / "shorter", 600), state)) == 4
-    fork = ListedLog()
-    fork.append(*map(receipt, range(1, 800)))
-    TileFolder(tmp_path / "fork").write(export_tiles(fork.entries, fork.checkpoint()))
-    assert failed(judged(tmp_path / "fork", state)) == 4
-
-
 def test_tiles_that_change_between_two_reads_do_not_hold(tmp_path: Path) -> None:
     folder = in_tiles(tmp_path / "tiles", 700)
 
@@ -99,8 +81,7 @@ def test_tiles_that_change_between_two_reads_do_not_hold(tmp_path: Path) -> None
         spoiled(folder, 1, lambda entries: [*entries[:3], entries[4], *entries[4:]])
         return map(check, jobs)
 
-    with closing(SeenOnDisk()) as seen:
-        assert not verify_bundle(TiledBundle.at(TileFolder(folder)), TRUST, changing, seen).ok
+    assert not verify_bundle(TiledBundle.at(TileFolder(folder)), TRUST, changing).ok
     grown = TiledBundle.at(TileFolder(in_tiles(tmp_path / "grown", 700)))
     in_tiles(tmp_path / "grown")  # the log goes on, and partial tiles go, while an older checkpoint is verified
     assert verify_bundle(grown, TRUST).ok

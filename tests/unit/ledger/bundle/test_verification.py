@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ledger.audit.log_verification import verify_log
+from ledger.audit.seen import SeenOnDisk
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import BundleFolder, open_bundle
@@ -28,7 +30,7 @@ from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.audit import Verdict
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import cid, encode_base64
-from ledger.errors import FormatError, LedgerError, NotFound, ProofError
+from ledger.errors import FormatError, LedgerError, NotFound, ProofError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
@@ -88,6 +90,43 @@ def judged(files: dict[str, bytes], folder: Path, trust: Trust = TRUST) -> Bundl
 def failed(report: BundleReport) -> int:
     """The number of the first check that failed, 0 if none did."""
     return next((check.number for check in report.checks if check.passed is False), 0)
+
+
+@pytest.mark.parametrize("part", ["entries/", "content/"])
+def test_a_disk_that_fails_is_no_fault_of_the_bundle(part: str, tmp_path: Path) -> None:
+    write_folder((BundleFile(path, data) for path, data in GOOD.items()), tmp_path / "bundle")
+
+    class Failing(BundleFolder):
+        def read(self, path: str) -> bytes:
+            if path.startswith(part):
+                raise StoreError("input/output error")
+            return super().read(path)
+
+    with pytest.raises(StoreError):
+        verify_bundle(Failing(tmp_path / "bundle"), TRUST)
+
+
+def test_content_beside_no_entries_is_a_malformed_bundle(tmp_path: Path) -> None:
+    assert failed(judged(GOOD | {"content/000000000999.jsonl": b"{}\n"}, tmp_path)) == 1
+
+
+def test_every_temporary_database_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SeenOnDisk] = []
+    opened, close = SeenOnDisk.__init__, SeenOnDisk.close
+
+    def noted(seen: SeenOnDisk) -> None:
+        made.append(seen)
+        opened(seen)
+
+    def forgotten(seen: SeenOnDisk) -> None:
+        made.remove(seen)
+        close(seen)
+
+    monkeypatch.setattr(SeenOnDisk, "__init__", noted)
+    monkeypatch.setattr(SeenOnDisk, "close", forgotten)
+    assert judged(GOOD, tmp_path).ok
+    assert verify_log(log_of().all, None, TRUSTED).ok
+    assert made == []
 
 
 def test_the_files_are_what_the_code_makes_of_them() -> None:

@@ -35,7 +35,7 @@ from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
 from services.generation.requests.parameters import SpeculationRequest, read_choices, read_sampling, read_speculation
 from services.generation.requests.policy import Decision, PolicyContext, decide
-from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, PromptReader, Tools
+from services.generation.requests.prompt import CONTEXT_LENGTH_EXCEEDED, Prompt, PromptReader, Tools
 from services.generation.requests.served_heads import HeadBoard
 from services.generation.target.adapters import AdapterIdentity
 from services.runtime.errors import (
@@ -258,7 +258,7 @@ class Resolver:
             deadline=deadline,
             grammar=grammar,
             tool_calls=None if prompt.tools is None else codec.tool_calls.without(codec.hidden),
-            thoughts=codec.thoughts(prompt.token_ids) if prompt.field == "messages" else None,
+            thoughts=_thoughts(codec, request.messages, prompt) if prompt.field == "messages" else None,
         )
 
     async def tokenize(self, request: pb.TokenizeRequest, tenant: str) -> tuple[int, ...]:
@@ -359,6 +359,14 @@ async def calls_held(
             raise InvalidArgument("messages.parallel_tool_calls", f"is false: its grammar {_cause(error)}") from error
         raise InvalidArgument("messages.tools", f"their grammar {_cause(error)}") from error
     return source
+
+
+def _thoughts(codec: TextCodec, chat: pb.ChatMessages, prompt: Prompt) -> ThoughtSyntax | None:
+    """The syntax of the output's thoughts, also if the continued message has begun one."""
+    syntax = codec.thoughts(prompt.token_ids)
+    if syntax is None or syntax.bare or not chat.continue_final_message:
+        return syntax
+    return replace(syntax, begun=syntax.begun or syntax.is_open(chat.messages[-1].content))
 
 
 def _cause(error: InvalidArgument) -> str:

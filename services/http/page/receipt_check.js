@@ -13,8 +13,8 @@ export function readReceipt(text) {
 }
 
 // What surrounds the thoughts of an output, as `thoughts.py` has it; the front leaves it out, with the blanks around it.
-const OPENINGS = ["", "<think>", "analysis", "final"];
-const CLOSINGS = ["", "</think>", "assistantfinal", "assistantcommentary", "assistant"];
+const OPENINGS = ["", "<think>", "<seed:think>", "[THINK]", "analysis", "final"];
+const CLOSINGS = ["", "</think>", "</seed:think>", "[/THINK]", "assistantfinal", "assistantcommentary", "assistant"];
 const joined = (thoughts) => thoughts.trim().replace(/\s*assistantanalysis\s*/g, "");
 
 // Whether an output is these thoughts and this answer, and nothing else.

@@ -227,3 +227,17 @@ async def test_a_tool_runner_goes_on_with_the_whole_conversation(
     messages = [message async for message in claude.beta.messages.tool_runner(**asked, tools=[get_zone])]
     assert [message.stop_reason for message in messages] == ["tool_use", "end_turn"]
     assert zones == ["UTC"]
+
+
+@pytest.mark.parametrize(("begun", "thoughts"), [("<think>\nThe user", "greets me."), ("<think>\nHm.\n</think>\n", "")])
+async def test_a_turn_continues_within_the_thought_that_it_has_begun(
+    client: openai.AsyncOpenAI, loader: Loader, deployment: Deployment, begun: str, thoughts: str
+) -> None:
+    says(loader, deployment, (f" {thoughts}\n</think>\n\n" if thoughts else "") + "Hello!")
+    turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": begun}]
+    asked: dict[str, Any] = {"model": "tiny", "messages": turns, "temperature": 0}
+    asked["extra_body"] = {"continue_final_message": True}
+    chats: Any = client.chat.completions
+    behind(loader, (await chats.create(**asked, max_tokens=1)).usage.prompt_tokens)
+    message = (await chats.create(**asked)).choices[0].message
+    assert (getattr(message, "reasoning_content", None) or "", message.content) == (thoughts, "Hello!")

@@ -174,6 +174,7 @@ async def test_thoughts_are_shown_and_belong_to_the_answer_of_the_receipt(page: 
         ("Yes.", "", "Yes.", True),
         ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes.", True),
         ("Hm.\n</think>\nYes.", "Hm.", "Yes.", True),
+        ("<seed:think>Hm.</seed:think>Yes.", "Hm.", "Yes.", True),
         ("<think>\n\n</think>\n\nYes.", "", "Yes.", True),
         ("<think>\nHm", "Hm", "", True),
         ("analysisHm.assistantfinalYes.", "Hm.", "Yes.", True),

@@ -31,6 +31,7 @@ from services.client.generation.request_wire import (
     structured_outputs_value,
 )
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
+from services.generation.engine.text.thoughts import ThoughtSyntax as ServedSyntax
 from services.generation.engine.text.thoughts import known_thoughts
 from services.generation.engine.text.tool_calls import HARMONY_CALLS
 from tests.examples import examples
@@ -316,7 +317,10 @@ def test_thoughts_are_separated_from_the_answer(
 
 
 def test_templates_say_how_their_models_think() -> None:
-    assert known_thoughts("{{ '<think>' }} … </think>") is not None
+    for tags in ("<think> </think>", "<seed:think> </seed:think>", "[THINK] [/THINK]"):
+        opened, closed = tags.split()
+        assert known_thoughts(f"{{{{ '{opened}' }}}} … {closed}") == ServedSyntax(opened, (closed,))
+        assert known_thoughts(tags, hidden={closed}) is None
     harmony = known_thoughts("<|channel|>analysis<|message|>")
     assert harmony is not None
     assert (harmony.open, harmony.bare) == ("analysis", "final")

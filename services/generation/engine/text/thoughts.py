@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-TAGS = ("<think>", "</think>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]")
+_PAIRS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
+TAGS = tuple(tag for pair in _PAIRS for tag in pair)
 """Tags around thoughts, which chat templates search for in an assistant's content."""
 
 
@@ -20,15 +22,21 @@ class ThoughtSyntax:
     bare: str = ""
     begun: bool = False
 
+    def is_open(self, text: str) -> bool:
+        """Whether a text ends within a thought."""
+        _, found, thought = text.rpartition(self.open)
+        return bool(found) and not any(close in thought for close in self.closes)
 
-_TAGS = ThoughtSyntax("<think>", ("</think>",))
-"""The form of Qwen3, DeepSeek-R1, SmolLM3 and others; the tags are not special tokens."""
+
 HARMONY = ThoughtSyntax("analysis", ("assistantfinal", "assistantcommentary", "assistant to="), "final")
 """gpt-oss's channels in decoded text: special tokens mark them, and their names are ordinary text."""
 
 
-def known_thoughts(template: str) -> ThoughtSyntax | None:
-    """The syntax of thoughts in a chat template; None if it is of no known kind."""
+def known_thoughts(template: str, hidden: Collection[str] = ()) -> ThoughtSyntax | None:
+    """The syntax of thoughts in a chat template; None if it is of no known kind, or its tags are `hidden`: texts that
+    decoding omits.
+    """
     if "<|channel|>" in template and "analysis" in template:
         return HARMONY
-    return _TAGS if _TAGS.open in template and _TAGS.closes[0] in template else None
+    pairs = (pair for pair in _PAIRS if all(tag in template and tag not in hidden for tag in pair))
+    return next((ThoughtSyntax(begin, (end,)) for begin, end in pairs), None)

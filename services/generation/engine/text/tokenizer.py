@@ -244,7 +244,7 @@ class Tokenizer:
 
     @cached_property
     def _thoughts(self) -> ThoughtSyntax | None:
-        return known_thoughts(self._tokenizer.get_chat_template()) if self.has_chat_template else None
+        return known_thoughts(self._tokenizer.get_chat_template(), self.hidden) if self.has_chat_template else None
 
     @property
     def markup(self) -> Mapping[str, int]:

@@ -125,7 +125,7 @@ def family_of(document: dict[str, Any]) -> Family:
 
 
 def _check_kinds(text: dict[str, Any], family: Family) -> None:
-    known: tuple[str, ...] = ("full_attention", "sliding_attention", "chunked_attention")
+    known: tuple[str, ...] = ("full_attention", "chunked_attention" if family.chunks else "sliding_attention")
     if family.convolved:
         known = ("full_attention", "conv")
     elif family.delta or family.mamba:
@@ -183,11 +183,12 @@ def _check_quantisation(part: dict[str, Any], family: Family) -> None:
 
 
 def chunks(config: PreTrainedConfig, place: str) -> tuple[int, ...]:
-    if config.attention_chunk_size is None:
-        return (0,) * int(config.num_hidden_layers)
+    kinds = layer_types(config, place)
+    if config.attention_chunk_size is None and "chunked_attention" not in kinds:
+        return (0,) * len(kinds)
     check_size(config.attention_chunk_size, "attention_chunk_size", place)
     size = int(config.attention_chunk_size)
-    return tuple(size if kind == "chunked_attention" else 0 for kind in layer_types(config, place))
+    return tuple(size if kind == "chunked_attention" else 0 for kind in kinds)
 
 
 def by_layer(config: PreTrainedConfig, place: str) -> dict[str, Any]:
@@ -405,10 +406,14 @@ def _state_rule(module: str, config: PreTrainedConfig, names: tuple[str, ...], p
 
 
 def windows(config: PreTrainedConfig, family: Family, place: str) -> tuple[int, ...]:
-    window = own(config, "sliding_window")
-    layers = int(config.num_hidden_layers)
-    ignored = not family.windows or own(config, "use_sliding_window", True) is False
-    if ignored or not window:
+    window, kinds = own(config, "sliding_window"), getattr(config, "layer_types", None)
+    layers, used = int(config.num_hidden_layers), own(config, "use_sliding_window", True)
+    if not family.windows or used is False or not window:
+        if family.windows and isinstance(kinds, list | tuple) and "sliding_attention" in kinds[:layers]:
+            raise ConfigInvalid(
+                f"{place}: layer_types has sliding_attention, but sliding_window is {window!r:.80} and "
+                f"use_sliding_window {used!r}; expected a window that is used, or full_attention in every layer"
+            )
         return (0,) * layers
     check_size(window, "sliding_window", place)
     kinds = ["sliding_attention"] * layers if own(config, "layer_types") is None else layer_types(config, place)

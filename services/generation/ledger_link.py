@@ -18,6 +18,7 @@ from services.client.identity import Metadata
 
 _SECONDS = 10.0
 _FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.OUT_OF_RANGE})
+_TOO_LARGE = "larger than max"  # gRPC's words for a message above the server's limit; a full queue has the same code
 
 _Answer = TypeVar("_Answer")
 
@@ -29,7 +30,7 @@ class LedgerUnreachable(Exception):
 
 
 class LedgerRefused(Exception):
-    """The ledger refuses the entry; `reason` as in its ErrorInfo."""
+    """The ledger refuses the entry, or a message of entries; `reason` as in its ErrorInfo, or MESSAGE_TOO_LARGE."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -54,6 +55,7 @@ class LedgerLink:
         """One answer for each request, in order: its entry, or the ledger's refusal.
 
         Raises LedgerUnreachable; requests may be in the log by then, and get the same index when they are sent again.
+        Raises LedgerRefused for all of them together, which fewer of them may escape.
         """
         entries = [_new_entry(request) for request in requests]
         sent = iter([ledger_pb2.AppendEntriesRequest(entries=entries)])
@@ -61,7 +63,7 @@ class LedgerLink:
         try:
             response = await call.read()
         except grpc.aio.AioRpcError as error:
-            raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
+            raise _failure(error) from error
         if not isinstance(response, ledger_pb2.AppendEntriesResponse) or len(response.results) != len(requests):
             raise LedgerUnreachable("the ledger ended the stream without answering every entry")
         return [_result(result) for result in response.results]
@@ -132,7 +134,14 @@ async def _answered(call: Awaitable[_Answer]) -> _Answer:
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        if error.code() in _FINAL:
-            refused = decode_error(error)
-            raise LedgerRefused(refused.reason, refused.message) from error
-        raise LedgerUnreachable(f"{error.code().name}: {error.details()}") from error
+        raise _failure(error) from error
+
+
+def _failure(error: grpc.aio.AioRpcError) -> LedgerRefused | LedgerUnreachable:
+    if error.code() in _FINAL:
+        refused = decode_error(error)
+        return LedgerRefused(refused.reason, refused.message)
+    details = error.details() or ""
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return LedgerRefused("MESSAGE_TOO_LARGE", f"{details}; raise --max-message of the ledger")
+    return LedgerUnreachable(f"{error.code().name}: {details}")

@@ -80,6 +80,7 @@ class Outbox:
         self._arrived = asyncio.Event()
         self._aside: list[_Waiting] = []  # appends that the ledger has refused
         self._failing = False
+        self._most = _MOST_AT_ONCE  # fewer after a failure, which the size of a message may have caused
         self._reserved = 0
         self.on_confirmed: Callable[[ledger_pb2.AppendEntryResponse], None] = lambda _: None
 
@@ -184,15 +185,22 @@ class Outbox:
     async def _send_some(self) -> bool:
         """Send the oldest appends. Returns False if some have to be sent again; callers of appends on disk get None."""
         oldest = self._oldest()
+        fewer = max(1, len(oldest) // 2)
         try:
-            answers = await self._append_all([waiting.request for waiting in oldest])
+            try:
+                answers = await self._append_all([waiting.request for waiting in oldest])
+            except LedgerRefused as refused:
+                if len(oldest) > 1:
+                    self._most = fewer
+                    return True
+                answers = [refused]
             for waiting, answer in zip(oldest, answers, strict=True):
                 await self._take(waiting, answer)
                 self._queue.popleft()
         except (LedgerUnreachable, OSError) as error:  # OSError: sent again, which is harmless
             if not self._failing:
                 _log.warning("holding %d receipts; the reason of the first: %s", len(self._queue), error)
-            self._failing = True
+            self._failing, self._most = True, fewer
             await self._keep_unkept()
             for each in self._queue:
                 if each.kept:
@@ -200,7 +208,7 @@ class Outbox:
             return False
         if self._failing:
             _log.info("resuming delivery: the ledger accepts receipts again")
-        self._failing = False
+        self._failing, self._most = False, min(2 * self._most, _MOST_AT_ONCE)
         return True
 
     async def _keep_unkept(self) -> None:
@@ -216,7 +224,7 @@ class Outbox:
         """The oldest receipts that fit into one message, at least one receipt."""
         oldest: list[_Waiting] = []
         size = 0
-        for waiting in islice(self._queue, _MOST_AT_ONCE):
+        for waiting in islice(self._queue, self._most):
             size += waiting.request.ByteSize()
             if oldest and size > _MOST_BYTES_AT_ONCE:
                 break

@@ -33,6 +33,7 @@ from services.generation.settings import GenerationSettings
 from services.generation.target.cpu import load_target
 from services.ledger.__main__ import opened_servicer as opened_ledger
 from services.ledger.settings import LedgerSettings
+from services.runtime.limits import Limits
 from services.runtime.server import Mount, start_server
 from tests.access import open_access, trust_log
 from tests.fakes.engine_runs import CHEAP_ROWS
@@ -72,14 +73,14 @@ class Deployment:
         self._generation = AsyncExitStack()
         self._channels = AsyncExitStack()
 
-    async def start_ledger(self) -> None:
+    async def start_ledger(self, limits: Limits | None = None) -> None:
         settings = trust_log(
             LedgerSettings(data_dir=self.directory / "ledger", trusted_keys=self.trusted, listen=self.ledger_address)
         )
         registry = self.metrics["ledger"] = CollectorRegistry()
         servicer = self._ledger.enter_context(opened_ledger(settings, registry))
         mount = Mount("kolm.ledger.v1.LedgerService", lambda s: add_LedgerServiceServicer_to_server(servicer, s))
-        server = await start_server([mount], settings.listen, registry, open_access())
+        server = await start_server([mount], settings.listen, registry, open_access(), limits=limits)
         self._ledger.push_async_callback(server.stop, None)
         self._ledger.callback(servicer.close)
 

@@ -19,6 +19,7 @@ from services.generation.receipts.issuer import SignedReceipt
 from services.generation.receipts.journal import Journal
 from services.generation.receipts.outbox import Outbox, ReceiptUnkept
 from tests.examples import examples
+from tests.integration.generation.deployment import until
 
 ANSWER, NO_OUTPUT = "answer", "no output"
 
@@ -144,6 +145,32 @@ async def after_restart(folder: Path, log: Log) -> None:
         await box.attempted()
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
+
+
+@pytest.mark.parametrize("error", [LedgerRefused("MESSAGE_TOO_LARGE", "more than 4"), LedgerUnreachable("slow")])
+async def test_a_message_that_the_ledger_does_not_take_is_divided(tmp_path: Path, error: Exception) -> None:
+    log, large = Log(), isinstance(error, LedgerRefused)
+
+    async def append_all(requests: Sequence[ledger_pb2.AppendEntryRequest]) -> Any:
+        if len(requests) > 4 or (large and any(b"9:" in each.envelope for each in requests)):
+            raise error
+        return await log.append_all(requests)
+
+    box = Outbox(Journal(tmp_path / "outbox"), append_all, 1000, 0.001)
+    put = [asyncio.ensure_future(box.put(f"{each}", append(f"{each}", ANSWER), 10.0)) for each in range(20)]
+
+    async def queued() -> bool:
+        return box.pending == 20
+
+    await until(queued)
+    sending = asyncio.ensure_future(box.drain())
+    async with asyncio.timeout(10):
+        while box.pending - box.refused:
+            await box.attempted()
+    await asyncio.gather(*put)
+    sending.cancel()
+    refused = {"9", "19"} if large else set()
+    assert (log.documents.keys(), box.refused) == ({str(each) for each in range(20)} - refused, len(refused))
 
 
 MOODS = st.sampled_from(["takes", "away", "unheard"])

@@ -9,12 +9,17 @@ import pytest
 
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
+from kolm.ledger.v1 import ledger_pb2
 from ledger.keys.ed25519 import SigningKey
 from services.generation.engine.events import Outcome
+from services.generation.ledger_link import LedgerLink, LedgerRefused
 from services.generation.receipts.issuer import ReceiptIssuer, SignedReceipt
 from services.generation.receipts.journal import open_records, read_records
+from services.runtime.limits import Limits
 from tests.fakes.tampered_targets import BreakingTarget, GatedTarget
 from tests.integration.generation.deployment import Deployment, asking, failure, until
+
+LARGE = ledger_pb2.AppendEntryRequest(envelope=bytes(20_000))
 
 
 async def pending(stub: GenerationServiceStub) -> int:
@@ -53,6 +58,19 @@ async def test_receipts_wait_for_a_ledger_that_is_down_and_go_out_in_order_when_
     assert [receipt.request_id for receipt in await deployment.receipts(5)] == names
     await until_confirmed(stub)
     assert not (await stub.Generate(asking(max_tokens=5))).choices[0].receipt.pending
+
+
+async def test_a_message_above_the_ledger_s_limit_is_refused_and_no_outage(deployment: Deployment) -> None:
+    await deployment.stop_ledger()
+    await deployment.start_ledger(Limits(message_bytes=10_000))
+    link = LedgerLink(deployment.ledger_address)
+    try:
+        for call in (link.append_all([LARGE]), link.append(LARGE)):
+            with pytest.raises(LedgerRefused) as refused:
+                await call
+            assert refused.value.reason == "MESSAGE_TOO_LARGE"
+    finally:
+        await link.close()
 
 
 async def test_nothing_is_served_unreceipted_past_the_limit(deployment: Deployment) -> None:

@@ -45,8 +45,9 @@ class Export:
 
     `checkpoint` is the signed note (with its cosignatures) of all proofs. `earlier` has older signed notes of the log,
     `sizes` the sizes of older trees without a note whose roots are needed. `with_content` adds content that has not
-    been erased. With `tenant`, other tenants' content and retention policies stay out. `draft_heads` are manifests by
-    the hex of their digest. `policy` and `keys` are the exporter's; readers can compare them with their own.
+    been erased. With `tenant`, other tenants' content, retention policies and erasures stay out. `draft_heads` are
+    manifests by the hex of their digest. `policy` and `keys` are the exporter's; readers can compare them with their
+    own.
     """
 
     checkpoint: bytes
@@ -102,7 +103,8 @@ def _indexes(source: BundleSource, wanted: Export, size: int) -> Sequence[int]:
             verdict = read_document(Entry.from_bytes(source.entry(document.verdict_index)).envelope)
             if isinstance(verdict, Verdict):
                 chosen.update((document.verdict_index, verdict.receipt_index))
-                receipts.append((verdict.receipt_index, verdict.receipt_index + 1))
+                if wanted.tenant is None:  # else the receipt may be another's, as are later entries about it
+                    receipts.append((verdict.receipt_index, verdict.receipt_index + 1))
     for start, end in receipts:
         chosen.update(source.about(start, end))
     return sorted(index for index in chosen if index < size)

@@ -62,8 +62,10 @@ from tests.unit.ledger.builders import (
 MISSING = "01890000-0000-7000-8000-000000000000"
 ACME, OTHER, ERASED = map(receipt_id, range(3))
 POLICY, HALT, RETENTION, THEIRS, ERASURE, ENGINE = 2, 4, 5, 6, 8, 9
-SIZE = 10
-"""Entries beside the receipts 0, 1 and 7; the halt is over OTHER, by the verdict 3; THEIRS is the other's retention."""
+SIZE = 11
+"""Entries beside the receipts 0, 1 and 7, and a second verdict on OTHER. The halt is over OTHER, by the verdict 3;
+THEIRS is the other's retention.
+"""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def log(serve: Serve, principals: Path) -> Iterator[Log]:
             filling.append(signed_receipt(2, tenant="other"), content(2))
             filling.append(signed(erasure(7, 2)))
             filling.append(signed(engine_profile()))
+            filling.append(signed(verdict(1, 1, "DEVIATION", replayed_at=at(200))))
         yield Log(
             **{name: stack.enter_context(LedgerClient.connect(served.address, token=t)) for name, t in tokens.items()}
         )
@@ -131,7 +134,7 @@ def test_another_tenant_s_receipt_is_refused_in_the_words_for_none(log: Log) -> 
         assert foreign == told(call, MISSING), what
         assert foreign[0] == "NotFound"
     assert list(log.acme.verdicts(receipt_id=OTHER)) == list(log.acme.verdicts(receipt_id=MISSING)) == []
-    assert len(list(log.other.verdicts(receipt_id=OTHER))) == 1
+    assert len(list(log.other.verdicts(receipt_id=OTHER))) == 2
 
 
 def promised(number: int, tenant: str, nonce: str | None = None) -> bytes:

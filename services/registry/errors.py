@@ -5,6 +5,7 @@ KolmError
 │   │                      BLOB_TOO_LARGE      more bytes than this registry takes for one blob
 │   │                      DIGEST_MISMATCH     uploaded bytes have another digest
 │   ├── BadDocument        BAD_DOCUMENT        the envelope contains another document than the call needs
+│   │   └── DatedAhead     CLOCK_AHEAD         the ledger takes the same bytes once its clock reaches their date
 │   └── UntrustedSignature UNTRUSTED_SIGNATURE not signed by a trusted publisher
 ├── PermissionDenied       NOT_THE_PUBLISHER   the head is another publisher's
 │   └── NameTaken          NAME_TAKEN          the name is another publisher's
@@ -32,8 +33,15 @@ from services.runtime.errors import InvalidArgument, KolmError, PermissionDenied
 class BadDocument(InvalidArgument):
     """The envelope is malformed, or contains another document than the call needs."""
 
+    def __init__(self, problem: str, reason: str = "BAD_DOCUMENT") -> None:
+        super().__init__("envelope", problem, reason=reason)
+
+
+class DatedAhead(BadDocument):
+    """The document's date is after the ledger's time: one of the two clocks is wrong."""
+
     def __init__(self, problem: str) -> None:
-        super().__init__("envelope", problem, reason="BAD_DOCUMENT")
+        super().__init__(problem, reason="CLOCK_AHEAD")
 
 
 class UntrustedSignature(InvalidArgument):

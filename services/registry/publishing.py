@@ -22,7 +22,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from services.client import errors as client
 from services.client.ledger.ledger import LedgerClient
 from services.registry.blobs import BlobStore
-from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
+from services.registry.errors import BadDocument, DatedAhead, NameTaken, UntrustedSignature
 from services.registry.head_catalogue import (
     KSCORE,
     PUBLICATION,
@@ -151,8 +151,8 @@ class Log(Protocol):
     def append(self, envelope: bytes) -> int:
         """The index of the entry; a repetition gets the same index.
 
-        Raises UntrustedSignature or BadDocument if the log will never take it, Unavailable (LEDGER_UNAVAILABLE) if it
-        may later.
+        Raises UntrustedSignature or BadDocument if the log will never take it as things are, DatedAhead or Unavailable
+        (LEDGER_UNAVAILABLE) if it may later.
         """
         ...
 
@@ -178,7 +178,8 @@ class LedgerLog:
         except client.InvalidArgument as error:
             if error.reason == "UNTRUSTED_SIGNATURE":
                 raise UntrustedSignature(f"the ledger does not trust this publisher: {error.message}") from error
-            raise BadDocument(f"the ledger does not take it: {error.message}") from error
+            refused = DatedAhead if error.reason == "CLOCK_AHEAD" else BadDocument
+            raise refused(f"the ledger does not take it: {error.message}") from error
         except client.KolmError as error:
             raise _unavailable(f"the ledger does not answer: {error.message}") from error
         try:
@@ -235,6 +236,7 @@ class Publishing:
         self._blobs = blobs
         self._log = log
         self._trusted = trusted
+        self._kept = set[tuple[Signed, str]]()  # refused proposals, with the reasons that were logged
         self._outage = Outage(_log, "append the documents that wait for the ledger", Unavailable)
 
     def publish(self, manifest_bytes: bytes, envelope: bytes) -> tuple[CataloguedHead, bool]:
@@ -277,16 +279,26 @@ class Publishing:
     def finish_proposals(self) -> bool:
         """Append the proposals that a crash or an absent ledger has left; returns False if the ledger is still away.
 
-        For one thread at a time.
+        A refused proposal is given up, unless the ledger may take it later: one that is dated ahead, or a withdrawal,
+        whose key the ledger may come to trust. For one thread at a time.
         """
         with self._outage:
             for proposal in self._catalogue.proposals():
                 try:
                     self._append(proposal)
                 except (UntrustedSignature, BadDocument) as error:
-                    _log.warning("giving up a %s of %s: %s", proposal.kind, proposal.head_cid, error)
+                    self._settle_refused(proposal, error)
             return True
         return False
+
+    def _settle_refused(self, proposal: Signed, error: UntrustedSignature | BadDocument) -> None:
+        untrusted = isinstance(error, UntrustedSignature) and proposal.kind == WITHDRAWAL
+        if not untrusted and not isinstance(error, DatedAhead):
+            self._catalogue.retract(proposal)
+            _log.warning("giving up a %s of %s: %s", proposal.kind, proposal.head_cid, error)
+        elif (proposal, error.reason) not in self._kept:
+            self._kept.add((proposal, error.reason))
+            _log.warning("keeping a %s of %s until the ledger takes it: %s", proposal.kind, proposal.head_cid, error)
 
     def _record(self, row: HeadRow, document: Signed, check: Check = lambda first: None) -> Signed:
         """The document with this key in the ledger. A proposal that the ledger refuses is replaced."""
@@ -297,6 +309,7 @@ class Publishing:
             try:
                 self._append(proposed)
             except (UntrustedSignature, BadDocument):
+                self._catalogue.retract(proposed)
                 if proposed.envelope == document.envelope or attempt == _ATTEMPTS - 1:
                     raise
             else:
@@ -304,12 +317,7 @@ class Publishing:
         raise AssertionError("the last attempt returns or raises")
 
     def _append(self, proposal: Signed) -> None:
-        try:
-            index = self._log.append(proposal.envelope)
-        except (UntrustedSignature, BadDocument):
-            self._catalogue.retract(proposal)
-            raise
-        self._catalogue.confirm(proposal, index)
+        self._catalogue.confirm(proposal, self._log.append(proposal.envelope))
 
     def _opened(self, data: bytes, expected: type[_Document]) -> tuple[bytes, _Document]:
         """The canonical envelope and its document, signed by a trusted key."""

@@ -1,8 +1,9 @@
 """Publishing into the log: owners of names, and checks of the log's answers."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -17,9 +18,10 @@ from ledger.tree.entry import Entry, entry_bytes
 from ledger.tree.merkle import leaf_hash
 from services.client import errors as client
 from services.client.ledger.log import Appended, InclusionProof, LogEntry
-from services.registry.errors import BadDocument, NameTaken, UntrustedSignature
-from services.registry.head_catalogue import PUBLICATION, Signed
-from services.registry.publishing import LedgerLog, check_name
+from services.registry.blobs import BlobStore
+from services.registry.errors import BadDocument, DatedAhead, NameTaken, UntrustedSignature
+from services.registry.head_catalogue import PUBLICATION, WITHDRAWAL, Catalogue, HeadRow, Signed
+from services.registry.publishing import LedgerLog, Publishing, check_name
 from services.runtime.errors import KolmError, Unavailable
 from tests.keys import seeded_key
 from tests.mutations import replace
@@ -102,13 +104,28 @@ def test_an_unproven_one_does_not(ledger: Ledger) -> None:
     assert caught.value.reason == "LEDGER_UNAVAILABLE"
 
 
-REFUSALS = [("UNTRUSTED_SIGNATURE", UntrustedSignature), ("BAD_DOCUMENT", BadDocument)]
+REFUSALS = [("UNTRUSTED_SIGNATURE", UntrustedSignature), ("BAD_DOCUMENT", BadDocument), ("CLOCK_AHEAD", DatedAhead)]
 
 
 @pytest.mark.parametrize(("reason", "error"), REFUSALS)
 def test_what_the_ledger_will_never_take_is_told_apart(reason: str, error: type[KolmError]) -> None:
     with pytest.raises(error):
         append(Ledger(client.InvalidArgument("no", reason=reason)))
+
+
+@pytest.mark.parametrize(("reason", "kind", "kept"), [
+    ("CLOCK_AHEAD", PUBLICATION, 1), ("CLOCK_AHEAD", WITHDRAWAL, 1), ("UNTRUSTED_SIGNATURE", WITHDRAWAL, 1),
+    ("UNTRUSTED_SIGNATURE", PUBLICATION, 0), ("BAD_DOCUMENT", WITHDRAWAL, 0),
+])  # fmt: skip
+def test_a_proposal_waits_for_a_ledger_that_may_take_it_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reason: str, kind: str, kept: int
+) -> None:
+    refusing: Any = Ledger(client.InvalidArgument("no", reason=reason))
+    with closing(Catalogue.open(f"sqlite:///{tmp_path / 'registry.sqlite3'}")) as catalogue:
+        catalogue.propose(HeadRow("head", "base", b"manifest"), Signed(kind, "head", "", ENVELOPE))
+        publishing = Publishing(catalogue, cast(BlobStore, None), LedgerLog(refusing, TRUSTED), TRUSTED)
+        assert [publishing.finish_proposals() for _ in range(2)] == [True, True]
+        assert (len(catalogue.proposals()), len(caplog.records)) == (kept, 1)
 
 
 OLD, NEW, NEWEST, RIVAL = (seeded_key(bytes([n]) * 32, "publisher") for n in (31, 32, 33, 34))

@@ -93,9 +93,9 @@ class RegistryServiceServicer:
         of its base, whose digest is the base's identifier, and the config.json that the base's manifest names. The answer comes
         when the publication is in the ledger. Publishing the same head under the same name again returns the first publication.
         A name belongs to the key that was the first to publish under it, and to a key that replaces that key in the log.
-        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
-        BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason
-        NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; FAILED_PRECONDITION,
+        reason BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED,
+        reason NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,9 +42,9 @@ class RegistryServiceStub:
     of its base, whose digest is the base's identifier, and the config.json that the base's manifest names. The answer comes
     when the publication is in the ledger. Publishing the same head under the same name again returns the first publication.
     A name belongs to the key that was the first to publish under it, and to a key that replaces that key in the log.
-    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
-    BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason
-    NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; FAILED_PRECONDITION,
+    reason BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED,
+    reason NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]
     """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND if it was not published."""
@@ -87,9 +87,9 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     of its base, whose digest is the base's identifier, and the config.json that the base's manifest names. The answer comes
     when the publication is in the ledger. Publishing the same head under the same name again returns the first publication.
     A name belongs to the key that was the first to publish under it, and to a key that replaces that key in the log.
-    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
-    BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason
-    NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+    INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; FAILED_PRECONDITION,
+    reason BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED,
+    reason NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     GetHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.GetHeadRequest, _registry_pb2.GetHeadResponse]  # type: ignore[assignment]
     """GetHead returns a head by its identifier, withdrawn or not. NOT_FOUND if it was not published."""
@@ -135,9 +135,9 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         of its base, whose digest is the base's identifier, and the config.json that the base's manifest names. The answer comes
         when the publication is in the ledger. Publishing the same head under the same name again returns the first publication.
         A name belongs to the key that was the first to publish under it, and to a key that replaces that key in the log.
-        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT or UNTRUSTED_SIGNATURE; FAILED_PRECONDITION, reason
-        BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED, reason
-        NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
+        INVALID_ARGUMENT with reason BAD_MANIFEST, BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; FAILED_PRECONDITION,
+        reason BLOB_MISSING (not there, or not of the size in the manifest), BASE_UNKNOWN or HEAD_WITHDRAWN; PERMISSION_DENIED,
+        reason NAME_TAKEN, if the name belongs to another publisher; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod

@@ -31,6 +31,7 @@ _WITHOUT: dict[str, Any] = dict.fromkeys((
 _MARKOV_RANK = 128
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _RESIZED = "draft_vocab_size"
+_MOST_SEED = 2**63 - 1  # a prompt's seed is as much larger as its number; the engine's have 64 bits
 
 
 class OutputInvalid(TrainingError):
@@ -161,9 +162,6 @@ class BlockSizes:
         return config
 
 
-MOST_SEED = 2**63 - 1  # a prompt's seed is as much larger as its number; the engine's have 64 bits
-
-
 @dataclass(frozen=True, slots=True)
 class DataPlan:
     """The answers that the target generates for training and evaluation."""
@@ -183,8 +181,8 @@ class DataPlan:
             raise SettingsInvalid("max_tokens has to be at least 2, longest_prompt at least 1")
         if not 0.0 < self.held_out < 1.0:
             raise SettingsInvalid(f"held_out: {self.held_out}; expected a share between 0 and 1")
-        if not 0 <= self.seed <= MOST_SEED:
-            raise SettingsInvalid(f"seed: {self.seed}; expected a whole number from 0 to {MOST_SEED}")
+        if not 0 <= self.seed <= _MOST_SEED:
+            raise SettingsInvalid(f"seed: {self.seed}; expected a whole number from 0 to {_MOST_SEED}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,20 +121,24 @@ def _of_process(target: str) -> str:
         return _read(Path(file))
     if not is_local(target):
         return ""
-    left = (token_of_port(target), Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS)
-    return next((_read(file) for file in left if file is not None and file.is_file()), "")
+    left = (*token_files(target), Path(os.environ.get(DATA_DIR) or _DATA_DIR) / _OWNERS)
+    return next((_read(file) for file in left if file.is_file()), "")
 
 
-def token_of_port(address: str) -> Path | None:
-    """The file with the token, for a user's clients, of the server on the port of `address` on this machine;
-    None for an address without a port, and for a user without a home.
+def token_files(address: str) -> tuple[Path, ...]:
+    """The file with the token, for a user's clients, of the server at `address` on this machine, and then files of
+    servers that it may name as well. None for an address without a port, and for a user without a home.
+
+    A file is named by the port; if the host is neither 127.0.0.1 nor every address, by both.
     """
-    port = address.rpartition(":")[2]
+    host, port = _host(address), address.rpartition(":")[2]
     try:
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     except RuntimeError:
-        return None
-    return state / "kolm" / "ports" / port if port.isdecimal() else None
+        return ()
+    every, both = (port,), (f"{host}:{port}", port)
+    names = {"127.0.0.1": every, "0.0.0.0": every, "::": every, "localhost": (port, f"::1:{port}")}.get(host, both)
+    return tuple(state / "kolm" / "ports" / name for name in names) if port.isdecimal() else ()
 
 
 def _read(file: Path) -> str:
@@ -157,9 +161,13 @@ def is_local(target: str) -> bool:
     """Whether a target is certainly on this machine, the only place to which a token from a file of a port is sent."""
     if target.startswith("unix:"):
         return True
-    place = unquote(target.rpartition("/")[2]).removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
-    host = place.rpartition(":")[0].strip("[]") or place
+    host = _host(target)
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _host(target: str) -> str:
+    place = unquote(target.rpartition("/")[2]).removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
+    return place.rpartition(":")[0].strip("[]") or place

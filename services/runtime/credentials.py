@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ledger.durable_file import write_durably
-from services.client.identity import token_of_port
+from services.client.identity import token_files
 from services.runtime.setting_kind import Name
 
 _log = logging.getLogger(__name__)
@@ -200,10 +200,10 @@ def _checked(credentials: tuple[Credential, ...]) -> tuple[Credential, ...]:
 def token_left(address: str, token: str | None) -> Iterator[Path | None]:
     """A block in which this user's clients find the token of the server at `address`, in a file of mode 0600.
 
-    If `token` is None, a killed server's file for the port is removed. Yields the file; None if there is none, also
+    If `token` is None, a killed server's file for the address is removed. Yields the file; None if there is none, also
     because it cannot be written: then callers need another token.
     """
-    file = token_of_port(address)
+    file, *_ = token_files(address) or (None,)
     try:
         if file is not None and token is None:
             file.unlink(missing_ok=True)
@@ -219,4 +219,5 @@ def token_left(address: str, token: str | None) -> Iterator[Path | None]:
         yield file
     finally:
         with suppress(OSError):
-            file.unlink()
+            if file.read_bytes().strip() == token.encode():  # and not of a server that listens there now
+                file.unlink()

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from services.client.generation.runtime import AsyncRuntime, Runtime
 from services.client.identity import ClientTls, credentials, is_local, set_process_token
 from services.client.ledger.ledger import LedgerClient
 from services.client.ledger.log import Appended, InclusionProof, LogEntry, VerdictEntry, VerdictPage
+from services.runtime.credentials import token_left
 from tests.access import Certificates
 from tests.cli import CLOSED
 from tests.examples import VECTORS
@@ -187,6 +189,22 @@ def test_the_owner_s_token_is_found_and_stays_on_this_machine(folder: Path) -> N
     assert shown(ELSEWHERE) == ""
     (folder / "tokens" / "owner").unlink()
     assert shown(HERE) == ""
+
+
+def test_servers_on_one_port_of_two_addresses_have_a_token_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+
+    def found() -> list[str]:
+        return [shown(each).removeprefix("Bearer kolm_") for each in ("127.0.0.1:7", "dns:///localhost:7", "[::1]:7")]
+
+    with token_left("[::1]:7", "kolm_b"):
+        assert found() == ["owner", "b", "b"]
+        with ExitStack() as first:
+            first.enter_context(token_left("127.0.0.1:7", "kolm_a"))
+            assert found() == ["a", "a", "b"]
+            with token_left("0.0.0.0:7", "kolm_c"):  # of a container, whose port is forwarded
+                first.close()
+                assert found() == ["c", "c", "b"]
 
 
 def test_a_given_token_is_used_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

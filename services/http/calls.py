@@ -6,7 +6,6 @@ import asyncio
 import codecs
 import re
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Container, Coroutine, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -210,61 +209,32 @@ def _nameless() -> ApiError:
     )
 
 
-class Body:
-    """The bytes of one body as they come, at most `most`, in one of the codings that HTTP has for them.
-
-    Raises ApiError.
-    """
-
-    def __init__(self, coding: str, most: int) -> None:
-        self._most, self._bytes, self._came = most, bytearray(), 0
-        self._expander = None
-        if (coding := coding.strip().lower()) in ("gzip", "x-gzip", "deflate"):
-            self._expander = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: detects gzip or zlib by the header
-        elif coding not in ("", "identity"):
-            expected = "expected content-encoding: gzip or deflate, or none"
-            raise ApiError(415, f"content-encoding: is {coding[:80]!r}; {expected}", "unsupported_content_encoding")
-
-    def add(self, piece: bytes) -> None:
-        self._came += len(piece)
-        try:
-            room = self._most + 1 - len(self._bytes)
-            self._bytes += piece if self._expander is None else self._expander.decompress(piece, room)
-        except zlib.error as error:
-            raise self._broken(str(error)) from None
-        if max(self._came, len(self._bytes)) > self._most:
-            raise ApiError(413, f"the body is larger than {self._most:,} bytes", "request_too_large")
-
-    def whole(self) -> bytes:
-        if self._expander is not None and not self._expander.eof:
-            raise self._broken("it ends too early")
-        if self._expander is not None and self._expander.unused_data:
-            raise self._broken("bytes follow its end")
-        return bytes(self._bytes)
-
-    def _broken(self, why: str) -> ApiError:
-        return ApiError(400, f"the body is not in its content-encoding: {why}", "invalid_content_encoding")
+async def _read_body(request: Request, most: int) -> bytes:
+    """At most `most` bytes. Raises ApiError, ClientDisconnect."""
+    if (coding := request.headers.get("content-encoding", "").strip().lower()) not in ("", "identity"):
+        raise ApiError(415, f"content-encoding: is {coding[:80]!r}; expected none", "unsupported_content_encoding")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise ApiError(413, f"the body is larger than {most:,} bytes", "request_too_large")
+    return bytes(body)
 
 
 async def read_fields(request: Request, kind: type[_Fields], settings: HttpSettings) -> _Fields:
-    """The whole body, checked. Raises ApiError if it is not JSON, too large, too slow, or has wrong members.
-
-    A body may be compressed by gzip or deflate; the limit is on its decompressed size.
-    """
-    most, seconds = settings.max_body, settings.body_seconds
+    """The whole body, checked. Raises ApiError if it is not JSON, too large, too slow, or has wrong members."""
+    seconds = settings.body_seconds
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "expected content-type: application/json", "unsupported_media_type")
-    body = Body(request.headers.get("content-encoding", ""), most)
     try:
         async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                body.add(piece)
+            body = await _read_body(request, settings.max_body)
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {seconds:g} s", "request_timeout") from None
     except ClientDisconnect:
         raise _closed() from None
     try:
-        return kind.model_validate_json(body.whole().removeprefix(codecs.BOM_UTF8))
+        return kind.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         raise of_body(error) from None
 

@@ -1,11 +1,9 @@
 """Calls to the HTTP front: which are let in, and how their bodies are read."""
 
 import asyncio
-import gzip
 import importlib.metadata
 import json
 import re
-import zlib
 from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from services.client.generation.request_wire import generate_request
 from services.client.generation.runtime import AsyncRuntime
 from services.http.api_error import ApiError, of_body, of_kolm
 from services.http.app import PAGE_PATHS, http_app, openapi
-from services.http.calls import DONE, Body, EventStream, event, token
+from services.http.calls import DONE, EventStream, event, token
 from services.http.completions import ChatDialect, ChatFields, TextDialect, TextFields
 from services.http.settings import HttpSettings
 from tests.examples import examples
@@ -149,46 +147,6 @@ def test_any_bytes_are_refused_as_a_body(body: bytes) -> None:
     refused = refusal(chat, body)
     assert refused is not None
     assert refused.status == 400
-
-
-PLAIN = b'{"prompt": "x"}'
-ZIPPED = gzip.compress(PLAIN, mtime=0)
-
-
-def read_body(coding: str, data: bytes, most: int = 1000) -> bytes:
-    body = Body(coding, most)
-    for at in range(0, len(data), 7):
-        body.add(data[at : at + 7])
-    return body.whole()
-
-
-@pytest.mark.parametrize(
-    ("coding", "data"),
-    [("", PLAIN), ("identity", PLAIN), ("gzip", ZIPPED), ("GZIP", ZIPPED), ("deflate", zlib.compress(PLAIN))],
-)
-def test_a_body_may_be_compressed(coding: str, data: bytes) -> None:
-    assert read_body(coding, data) == PLAIN
-
-
-@pytest.mark.parametrize(
-    ("coding", "data", "status"),
-    [
-        ("br", PLAIN, 415),
-        ("gzip, gzip", ZIPPED, 415),
-        ("gzip", PLAIN, 400),
-        ("gzip", ZIPPED[:-4], 400),
-        ("gzip", b"", 400),
-        ("gzip", ZIPPED + b"x", 400),
-        ("gzip", gzip.compress(bytes(1001), mtime=0), 413),
-        ("gzip", gzip.compress(bytes(1 << 24), mtime=0), 413),
-        ("deflate", b"x\x9c" + b"\x00\x00\x00\xff\xff" * 400, 413),  # empty blocks
-        ("", bytes(1001), 413),
-    ],
-)
-def test_a_body_that_is_not_in_its_coding_or_too_large_is_refused(coding: str, data: bytes, status: int) -> None:
-    with pytest.raises(ApiError) as caught:
-        read_body(coding, data)
-    assert caught.value.status == status
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
+from typing import NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -26,19 +27,30 @@ from services.generation.requests.served_heads import HeadState
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
+class Spelled(NamedTuple):
+    """A token in log-probabilities. `token_bytes`: its bytes, if known, of a part of a character."""
+
+    text: str
+    special: bool
+    token_bytes: bytes
+
+
+Spell = Callable[[int], Spelled]
+
+
 def response_message(
     resolved: Resolved,
     completed: Sequence[Completed],
     logprobs: Sequence[Sequence[TokenLogprobs]],
     identity: Identity,
-    codec: TextCodec,
+    spell: Spell,
 ) -> pb.GenerateResponse:
     """`completed` by choice, with each choice's logprobs."""
     outcomes = [each.outcome for each in completed]
     speedup = completed[0].checked.speedup if len(completed) == 1 else None
     return pb.GenerateResponse(
         choices=[
-            _choice(each, positions, resolved.decision, codec)
+            _choice(each, positions, resolved.decision, spell)
             for each, positions in zip(completed, logprobs, strict=True)
         ],
         usage=_usage(resolved, outcomes),
@@ -53,8 +65,8 @@ def started_event(resolved: Resolved, identity: Identity, promise: SignedPromise
     return pb.GenerateStreamResponse(started=started)
 
 
-def chunk_event(chunk: Chunk, codec: TextCodec) -> pb.GenerateStreamResponse:
-    logprobs = _logprobs(chunk.logprobs, codec)
+def chunk_event(chunk: Chunk, spell: Spell) -> pb.GenerateStreamResponse:
+    logprobs = _logprobs(chunk.logprobs, spell)
     message = pb.Chunk(index=chunk.choice, text=chunk.text, token_ids=chunk.token_ids, logprobs=logprobs)
     return pb.GenerateStreamResponse(chunk=message)
 
@@ -140,16 +152,14 @@ def load_message(load: Load, outbox_pending: int, uptime_seconds: float) -> pb.G
     )  # fmt: skip
 
 
-def _choice(
-    completed: Completed, positions: Sequence[TokenLogprobs], decision: Decision, codec: TextCodec
-) -> pb.Choice:
+def _choice(completed: Completed, positions: Sequence[TokenLogprobs], decision: Decision, spell: Spell) -> pb.Choice:
     outcome = completed.outcome
     choice = pb.Choice(
         index=completed.choice,
         text=outcome.text,
         token_ids=outcome.token_ids,
         finish_reason=_finish_reason(outcome),
-        logprobs=_logprobs(positions, codec),
+        logprobs=_logprobs(positions, spell),
         receipt=_receipt(completed),
         metrics=_metrics([outcome.metrics], decision, completed.checked.speedup),
     )
@@ -217,15 +227,20 @@ def _metrics(
     )
 
 
-def _logprobs(positions: Iterable[TokenLogprobs], codec: TextCodec) -> list[sampling_pb2.PositionLogprobs]:
+def spelled(codec: TextCodec, token_id: int) -> Spelled:
+    """The text of a token alone, as log-probabilities show it."""
+    known = codec.bytes_of(token_id)
+    text = codec.decode([token_id]) if known is None else known.decode("utf-8", "replace")
+    name = text or codec.decode_all([token_id])
+    return Spelled(name, name != text, (known or b"") if _UNKNOWN in text else b"")
+
+
+def _logprobs(positions: Iterable[TokenLogprobs], spell: Spell) -> list[sampling_pb2.PositionLogprobs]:
     def token(token_id: int, logprob: float) -> sampling_pb2.TokenLogprob:
-        spelled = codec.bytes_of(token_id)
-        text = codec.decode([token_id]) if spelled is None else spelled.decode("utf-8", "replace")
-        name = text or codec.decode_all([token_id])
+        text, special, token_bytes = spell(token_id)
         return sampling_pb2.TokenLogprob(
-            token_id=token_id, text=name, logprob=logprob, special=name != text,
-            token_bytes=(spelled or b"") if _UNKNOWN in text else b"",
-        )  # fmt: skip
+            token_id=token_id, text=text, logprob=logprob, special=special, token_bytes=token_bytes
+        )
 
     return [
         sampling_pb2.PositionLogprobs(

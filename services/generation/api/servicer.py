@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import grpc
@@ -28,6 +27,8 @@ from services.runtime.errors import DeadlineExceeded, InvalidArgument, KolmError
 SERVICE = "kolm.generation.v1.GenerationService"
 
 _PROMISE_KEY = "kolm-promise-bin"
+_INLINE_TOKENS = 500  # of log-probabilities that are spelled on the event loop, in about a millisecond
+_KEPT_TOKENS = 65_536  # whose spelling is cached
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -62,6 +63,7 @@ class GenerationServicer(GenerationServiceServicer):
     ) -> None:
         self.identity = identity
         self.tokenizer = tokenizer
+        self._spell = lru_cache(_KEPT_TOKENS)(partial(messages.spelled, tokenizer))
         self._resolver = resolver
         self._generation = generation
         self.engine = engine
@@ -91,8 +93,8 @@ class GenerationServicer(GenerationServiceServicer):
         _refuse_late(resolved, ordered)
         _refuse_deviations(resolved, ordered)
         _refuse_limits(resolved, ordered)
-        make = partial(messages.response_message, resolved, ordered, logprobs, self.identity, self.tokenizer)
-        return await self._made(make, spells=any(logprobs))
+        make = partial(messages.response_message, resolved, ordered, logprobs, self.identity, self._spell)
+        return await self._made(make, [position for each in logprobs for position in each], resolved.tenant)
 
     async def GenerateStream(
         self, request: pb.GenerateStreamRequest, context: Context
@@ -106,8 +108,8 @@ class GenerationServicer(GenerationServiceServicer):
                 yield messages.started_event(resolved, self.identity, _promise_of(run))
                 async for event in run.events():
                     if isinstance(event, Chunk):
-                        make = partial(messages.chunk_event, event, self.tokenizer)
-                        yield await self._made(make, spells=bool(event.logprobs))
+                        make = partial(messages.chunk_event, event, self._spell)
+                        yield await self._made(make, event.logprobs, resolved.tenant)
                     else:
                         completed.append(event)
                         if event.checked.identical is not False and not event.outcome.reached_limit:
@@ -120,14 +122,15 @@ class GenerationServicer(GenerationServiceServicer):
         with self._generation.counting_refusals(), engine_errors(_input_field(request)):
             return await self._resolver.resolve(request, _deadline(context))
 
-    async def _made(self, make: Callable[[], _Message], *, spells: bool) -> _Message:
-        """A message, made on a thread if it `spells` tokens by another engine's tokenizer, with a call for each.
-        Raises Unavailable if that does not answer.
+    async def _made(self, make: Callable[[], _Message], logprobs: Sequence[TokenLogprobs], tenant: str) -> _Message:
+        """A message, made on a thread if it spells many tokens, or some by another engine's tokenizer, with a call for
+        each. Raises Unavailable if that does not answer.
         """
-        if not (spells and self.tokenizer.is_remote):
+        spelled = sum(1 + len(position.top) for position in logprobs)
+        if spelled <= (0 if self.tokenizer.is_remote else _INLINE_TOKENS):
             return make()
         with engine_errors("prompt"):
-            return await asyncio.to_thread(make)
+            return await self._resolver.threads.run(make, tenant)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         halts = self._ledger.halts

@@ -204,6 +204,7 @@ class Resolver:
         """`budget`: what tenants may spend on grammars; None is no limit."""
         self._identity = identity
         self._prompts, self._grammars, self._budget = prompts, grammars, budget
+        self.threads = prompts.threads
         self._halts = halts
         self._heads = heads
         self._rules = rules
@@ -228,7 +229,7 @@ class Resolver:
         tools, asked, codec = prompt.tools, sampling.structured_outputs, self._prompts.tokenizer
         grammars = TenantGrammars(self._grammars, request.tenant or DEFAULT_TENANT, self._budget)
         if tools is not None and (tools.held or asked is not None):
-            held = await calls_held(tools, asked, codec, grammars, self._prompts.threads)
+            held = await calls_held(tools, asked, codec, grammars, self.threads)
             sampling = replace(sampling, structured_outputs=held)
         inline = self._rules.verify_inline if speculation.verify_inline is None else speculation.verify_inline
         each = 1 + (speculation.method != "off") + inline  # a choice, its drafts, its comparison

@@ -1,6 +1,8 @@
 """Generate and GenerateStream over a real socket, with a real ledger, and the metrics of both."""
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -12,7 +14,7 @@ from kolm.generation.v1.generation_pb2_grpc import GenerationServiceStub
 from kolm.ledger.v1 import ledger_pb2
 from ledger.audit.log_verification import verify_receipt
 from ledger.encoding.commitment import OUTPUT_DOMAIN, PROMPT_DOMAIN, commit
-from services.generation.api import runner
+from services.generation.api import messages, runner
 from services.generation.receipts.issuer import Speedup
 from services.generation.target.blocks import BLOCK
 from services.runtime.process import TextFormatter
@@ -285,3 +287,20 @@ async def test_the_ledger_exports_what_its_writes_took(deployment: Deployment) -
     assert value(registry, "kolm_ledger_takes_entries") == 1
     assert (value(registry, "kolm_ledger_checkpoint_age_seconds") or 0.0) > 0.0
     assert exported(registry) == listed("ledger", "rpc") - WITNESSES - {"kolm_serving"}
+
+
+async def test_many_log_probabilities_are_spelled_beside_the_event_loop(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = await deployment.start_generation()
+    threads, spell = list[threading.Thread](), messages._logprobs
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return spell(*given)
+
+    monkeypatch.setattr(messages, "_logprobs", noted)
+    for tokens, beside in ((2, False), (40, True)):
+        response = await stub.Generate(asking(max_tokens=tokens, ignore_eos=True, logprobs=20))
+        assert len(response.choices[0].logprobs) == tokens
+        assert (threads.pop() is not threading.main_thread()) == beside

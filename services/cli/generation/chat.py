@@ -17,14 +17,13 @@ from ledger.bundle.conversation import Transcript, Turn
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import options
 from services.cli.frame.exits import Failed, UsageError
-from services.cli.frame.failures import explain, of_server
+from services.cli.frame.failures import explain, explained, of_server
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import json_text, remark
 from services.cli.frame.process import awaited, print_error, unless_interrupted, until_interrupted
 from services.cli.frame.values import expect_parent
 from services.cli.frame.views import Styled
 from services.cli.generation.generate import receipt_document, speed, text_writer
-from services.cli.generation.hints import hint
 from services.cli.generation.request_options import RequestOptions
 from services.cli.ledger.export import BundleRequest, check_new, export_bundle_to
 from services.client.errors import InvalidArgument, NotFound, PermissionDenied, Unauthenticated
@@ -286,7 +285,7 @@ class Conversation:
         if reason is None or reason in self._explained:
             return None
         self._explained.add(reason)
-        return hint(reason)
+        return explained(reason)
 
     def save(self, path: Path, ledger: str, registry: str) -> tuple[str, ...]:
         """Write a bundle with every turn; returns a description of each missing part.

@@ -20,6 +20,7 @@ from ledger.encoding.text_forms import encode_base64
 from ledger.log.receipt_filter import ReceiptFilter
 from services.cli.frame import exits, options
 from services.cli.frame.exits import Failed, UsageError
+from services.cli.frame.failures import explained
 from services.cli.frame.options import ledger_at
 from services.cli.frame.output import print_json, remark, stderr_console
 from services.cli.frame.process import (
@@ -32,7 +33,6 @@ from services.cli.frame.process import (
 )
 from services.cli.frame.values import expect_new_file, expect_parent
 from services.cli.frame.views import Column, Styled, table
-from services.cli.generation.hints import hint
 from services.cli.generation.request_options import SAMPLING, SPECULATION, RequestOptions, read_prediction, read_prompt
 from services.client.errors import KolmError
 from services.client.generation.completion import (
@@ -53,6 +53,8 @@ from services.client.generation.runtime import Runtime
 from services.client.ledger.log import ReceiptEntry
 
 _PATIENCE = 3.0  # seconds to wait for the receipts
+_LACKING = frozenset(("no_head", "no_datastore", "no_draft_model"))
+"""Reasons that come with every answer of a server: `kolm chat` and `kolm receipts show` explain them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +343,8 @@ def _summarise(
     tokens: int, finish_reason: str, metrics: Metrics, receipt: Receipt | None, elapsed: float | None
 ) -> None:
     ends = {"stop": "stopped", "length": "reached --max-tokens"}.get(finish_reason, finish_reason)
-    took, why = f"{speed(tokens, metrics, elapsed)}, {ends}", hint(metrics.fallback_reason)
+    took = f"{speed(tokens, metrics, elapsed)}, {ends}"
+    why = None if metrics.fallback_reason in _LACKING else explained(metrics.fallback_reason)
     remark(*(Styled(line, "dim") for line in (took, _method(metrics), why, _receipt(receipt)) if line is not None))
 
 

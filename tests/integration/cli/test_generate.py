@@ -373,19 +373,11 @@ def test_commands_are_listed_without_asking_and_two_slashes_send_one(
     assert all(command in done.err for command in ("/method", "/save", "/help", "/quit", "//"))
 
 
-def test_a_method_that_a_server_lacks_is_explained_once_a_session(
-    generate: Generate, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    first, second = generate("hello").err.splitlines(), generate("hello").err.splitlines()
-    assert set(second) < set(first)
-    (hint,) = set(first) - set(second)
-    assert all(way in hint for way in ("kolm heads train", "--draft-model", "kolm datastore build"))
-    assert hint not in chat(address, "hello\n").err.splitlines()
-    (tmp_path / "kolm" / "hints.json").write_text("[damaged")
-    assert hint in generate("hello").err.splitlines()
-    monkeypatch.setattr("os.getsid", lambda _: 1)
-    assert hint in generate("hello").err.splitlines()  # another terminal
+def test_a_method_that_a_server_lacks_is_explained_once_a_conversation(generate: Generate, address: str) -> None:
+    assert "no_head)" in (asked := generate("hello").err)
+    talk = chat(address, "hello\nagain\n").err
+    assert ("kolm heads train" in asked, talk.count("kolm heads train")) == (False, 1)
+    assert all(way in talk for way in ("--draft-model", "kolm datastore build"))
 
 
 def test_json_is_one_object_for_each_answer(address: str) -> None:

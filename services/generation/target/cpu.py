@@ -46,6 +46,7 @@ from services.generation.target.weights import (
     check_int8,
     checked_weights,
     output_name,
+    packed_size,
     reader,
     stored_bytes,
     usual_arithmetic,
@@ -105,9 +106,8 @@ class CpuTarget:
         kept = _states_kept(config)
         cache = _cache(config, cache_blocks, FORMS[cache_dtype], kept)
         self._states = StateBook(kept, cache_blocks, config.rule.taps) if config.rule else None
-        size = stored_bytes(weights)
-        with (packed or PackedFolder(0)).packing(base_cid, size) as pack:
-            noted = _noted(pack, Progress("packing weights", size))
+        with (packed or PackedFolder(0)).packing(base_cid, packed_size(weights, config)) as pack:
+            noted = _noted(pack, Progress("packing weights", stored_bytes(weights)))
             self._parts = _load(config, weights, noted, adapters, arithmetic, cache)
             check_files()
         kernels = compilation.kernels(f"cache_{cache_dtype}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +29,7 @@ from services.generation.target.files.gguf_file import ROPE_FACTORS, ROPE_LONG, 
 from services.generation.target.files.part_names import sidecar_path
 from services.generation.target.files.safetensors import SafetensorsFiles
 from services.generation.target.files.stored_tensor import LAYOUTS, StoredTensor
-from services.generation.target.kernels.storages import PANEL, packed_as
+from services.generation.target.kernels.storages import GROUP, PANEL, packed_as, padded
 
 if TYPE_CHECKING:
     from services.generation.target.config.config import TargetConfig  # imports transformers
@@ -118,6 +119,37 @@ def stored_bytes(weights: Weights) -> int:
     """Bytes of all matrices, which are not read."""
     shapes = ((weights.storage(name), shape) for name in weights.names() if len(shape := weights.shape(name)) == 2)
     return sum(outputs * LAYOUTS[storage].row_bytes(inputs) for storage, (outputs, inputs) in shapes)
+
+
+def packed_size(weights: Weights, config: TargetConfig) -> int:
+    """Bytes of all matrices as they are packed: iq4_nl takes more than published, and so do modules that are computed
+    together and widened to float32.
+    """
+    parts: list[tuple[str, int, int]] = []  # storage, columns, inputs
+    for name in weights.names() & {EMBEDDING, HEAD, LAYER_EMBEDDING, LAYER_PROJECTION}:
+        columns, inputs = weights.shape(name)
+        parts.append((weights.storage(name), columns, inputs))
+    for layer in layer_specs(config):
+        halved = {id(group) for group in (layer.gate_up, *(layer.experts.gate_up if layer.experts else ()))}
+        for modules in filter(None, layer.groups):
+            storages = [weights.storage(f"{layer.prefix}{module.name}.weight") for module in modules]
+            runs = _runs(modules, storages, halved=id(modules) in halved)
+            parts += [(storage, columns, modules[0].inputs) for storage, columns in runs]
+    return sum(
+        padded(columns, PANEL) // PANEL * packed_as(storage).panel(padded(inputs, GROUP))
+        for storage, columns, inputs in parts
+    )
+
+
+def _runs(modules: Sequence[ModuleSpec], storages: Sequence[str], *, halved: bool) -> list[tuple[str, int]]:
+    """The storage and the columns of each matrix that modules become; two halves are padded to whole panels each."""
+    columns, alike = sum(module.outputs for module in modules), len(set(storages)) == 1
+    if halved:
+        columns = 2 * padded(columns // 2, PANEL)
+    if alike or halved or not stay_apart(modules, storages):
+        return [(storages[0] if alike else "float32", columns)]
+    runs = groupby(zip(storages, modules, strict=True), key=itemgetter(0))
+    return [(storage, sum(module.outputs for _, module in run)) for storage, run in runs]
 
 
 def reader(weights: Weights, config: TargetConfig) -> Callable[[str], StoredTensor]:

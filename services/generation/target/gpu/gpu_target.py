@@ -54,7 +54,7 @@ from services.generation.target.weights import (
     check_int8,
     checked_weights,
     output_name,
-    stored_bytes,
+    packed_size,
     usual_arithmetic,
 )
 
@@ -108,7 +108,7 @@ class GpuTarget:
         self.kernels, self._is_int8, self._form = Kernels(device), arithmetic == "int8", cache_dtype
         team().keep_subnormals()  # of this thread, whose operations are compared
         check_arithmetic(self.kernels, kinds)
-        with (packed or PackedFolder(0)).packing(base_cid, stored_bytes(weights)) as pack:
+        with (packed or PackedFolder(0)).packing(base_cid, packed_size(weights, config)) as pack:
             self._load(weights, pack, blocks)
             check_files()
         if failures := self.probe_kernels().failures:
@@ -313,7 +313,7 @@ def load_gpu_target(
         arithmetic = arithmetic or usual_arithmetic(config, weights)
         cached = cache_dtype or usual_cache(config, arithmetic)
         blocks = cache_blocks(config, cached, tokens=cache_tokens, size=cache_bytes)
-        needed = stored_bytes(weights) + blocks * block_bytes(config, cached)
+        needed = packed_size(weights, config) + blocks * block_bytes(config, cached)
         if needed > found.memory:
             raise DeviceUnavailable(
                 f"{found.description} has {found.memory >> 20} MiB; weights and cache of {directory.name} take "

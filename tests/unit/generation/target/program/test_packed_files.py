@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from services.generation.target.kernels.machine import MACHINES
 from services.generation.target.program import packed_files
 from services.generation.target.program.matrices import Pack, pack_tensors
 from services.generation.target.program.packed_files import PackedFolder
-from services.generation.target.program.packing import Packing
+from services.generation.target.program.packing import PackedWeights, Packing
+from tests.fakes.tiny_families import FAMILIES, WITH_EXPERTS
+from tests.fakes.tiny_gguf import make_tiny_gguf
 from tests.fakes.tiny_model import TOKENS, logits_of, make_tiny_model
 
 SIZE = 40_000  # bytes of a base's weights, about
@@ -183,6 +186,49 @@ def test_the_least_recently_used_base_is_deleted(folder: PackedFolder) -> None:
     start(PackedFolder(SIZE + size, folder.path, folder.digests), "third")
     left = {file.parent for file in files(folder)}
     assert (folders[0] in left, folders[1] in left, len(left)) == (True, False, 2)
+
+
+def make_mixed_gguf(folder: Path, hidden: int) -> Path:
+    """A model of which one of three modules, one of two, and a whole one are in another storage."""
+    other = dict[str, Any]()
+    make_tiny_gguf(folder / "other.gguf", storage="q8_0", hidden=hidden, change_tensors=other.update)
+    some = {f"blk.0.{name}.weight": other[f"blk.0.{name}.weight"] for name in ("attn_v", "ffn_up", "ffn_down")}
+    return make_tiny_gguf(
+        folder / "mixed.gguf", storage="q4_1", hidden=hidden, change_tensors=lambda each: each.update(some)
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: make_tiny_gguf(path / "iq4_nl.gguf", storage="iq4_nl", tied=True),
+        lambda path: make_mixed_gguf(path, 256),
+        lambda path: make_mixed_gguf(path, 96),
+        *(
+            lambda path, family=family: make_tiny_model(path, **(FAMILIES | WITH_EXPERTS)[family])
+            for family in ("gemma4", "phi3", "qwen3_moe", "qwen3_5", "lfm2")
+        ),
+    ],
+    ids=["iq4_nl", "mixed", "widened", "gemma4", "phi3", "qwen3_moe", "qwen3_5", "lfm2"],
+)
+def test_room_is_made_for_weights_as_they_are_packed(
+    make: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, packed = list[int](), list[int]()
+
+    def counted(tensors: Sequence[StoredTensor], order: Int64 | None) -> PackedWeights:
+        found = pack_tensors(tensors, order)
+        packed.append(found.panels.nbytes)
+        return found
+
+    @contextmanager
+    def packing(self: PackedFolder, base_cid: str, size: int) -> Iterator[Pack]:
+        sizes.append(size)
+        yield counted
+
+    monkeypatch.setattr(PackedFolder, "packing", packing)
+    load_target(make(tmp_path), cache_tokens=64)
+    assert sizes == [sum(packed)]
 
 
 def test_zero_and_a_limit_below_the_weights_keep_nothing(folder: PackedFolder) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,6 +142,30 @@ def find_head(
     return evidence, published
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """A block that one process at a time is in, for its folder, which is made; the others wait. The lock is the
+    folder's own, and ends with its process. Does not wait where the file system has no locks. Raises OSError.
+    """
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), folder.stat()):  # or else the other has removed it
+                    break
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def fetch_head(
     registry: RegistryClient,
     evidence: DraftHeadEvidence,
@@ -146,11 +173,11 @@ def fetch_head(
     folder: Path,
     progress: FileProgress = lambda file, position: None,
 ) -> None:
-    """Fetch a head's files into `folder`, verified, with the evidence. Skips files that are there.
+    """Fetch a head's files into `folder`, verified, with the evidence, in a block `alone_in` it. Skips files that are
+    there.
 
     Raises KolmError, DraftHeadDamaged, OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     for file in published.manifest.files:
         download(registry, file, folder / file.name, partial(progress, file))
     check_files(published.manifest, folder)

@@ -32,7 +32,7 @@ from services.cli.frame.pull import pulled_model
 from services.cli.frame.views import DASH, MARKS, Column, Line, Styled, Table, View, facts, size, table
 from services.cli.trust import load_trusted
 from services.client.errors import DataLoss, DeadlineExceeded, NotFound, Unavailable
-from services.client.head_folder import check_withdrawals, fetch_head, find_head
+from services.client.head_folder import alone_in, check_withdrawals, fetch_head, find_head
 from services.client.ledger.ledger import LedgerClient
 from services.client.registry import Head, RegistryClient, SignedWord, file_digest
 
@@ -186,17 +186,19 @@ def pull_head(
     """
     evidence, published = find_head(registry, ledger, trusted, reference, base_cid)
     folder = out or cache / published.cid.removeprefix("cidv1:sha256:")
-    _check_place(folder, published)
-    is_new = not folder.exists()
-    try:
-        with transfers("downloading") as progress:
-            fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
-    except (DataLoss, NotFound, DraftHeadRefused):
-        if is_new:  # permanent errors; an interrupted pull keeps its files
-            shutil.rmtree(folder, ignore_errors=True)
-        for part in published.manifest.files:
-            (folder / f"{part.name}.part").unlink(missing_ok=True)
-        raise
+    was_there = folder.exists()
+    with alone_in(folder):
+        _check_place(folder, published)
+        is_new = not was_there and not any(folder.iterdir())
+        try:
+            with transfers("downloading") as progress:
+                fetch_head(registry, evidence, published, folder, lambda part, at: progress(part.name, at, part.size))
+        except (DataLoss, NotFound, DraftHeadRefused):
+            if is_new:  # permanent errors; an interrupted pull keeps its files
+                shutil.rmtree(folder, ignore_errors=True)
+            for part in published.manifest.files:
+                (folder / f"{part.name}.part").unlink(missing_ok=True)
+            raise
     return Checked(published, False, folder)
 
 

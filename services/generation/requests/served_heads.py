@@ -24,7 +24,7 @@ from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
 from services.client.errors import DataLoss, DeadlineExceeded, KolmError, Unavailable
 from services.client.errors import NotFound as NotInRegistry
-from services.client.head_folder import HeadFolderInvalid, answers, fetch_head, find_head, manifest_of
+from services.client.head_folder import HeadFolderInvalid, alone_in, answers, fetch_head, find_head, manifest_of
 from services.client.ledger.ledger import LedgerClient
 from services.client.registry import RegistryClient
 from services.generation.drafting.heads import DraftHead, HeadError, HeadForAnotherBase
@@ -306,7 +306,8 @@ def _from_registry(sources: HeadSources, reference: str, base_cid: str) -> Serve
             registry.connection.wait_ready(_COMING_SECONDS)
             evidence, published = find_head(registry, ledger, sources.trusted, reference, base_cid)
             folder = sources.cache / published.cid.removeprefix("cidv1:sha256:")
-            fetch_head(registry, evidence, published, folder)
+            with alone_in(folder):
+                fetch_head(registry, evidence, published, folder)
         except (Unavailable, DeadlineExceeded) as error:
             published, folder = _kept(sources, reference, base_cid, error)
     return ServedHead(published.cid, folder, published.publication.name, published.index)

@@ -3,7 +3,10 @@
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ from ledger.documents.draft_head import KScore
 from ledger.documents.signed_document import open_document, sign_document
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.tree.entry import Entry
+from services.cli.heads.fetch import pull_head
+from services.client.ledger.ledger import LedgerClient
+from services.client.registry import RegistryClient
 from services.generation.drafting.mtp.block_weights import read_block
 from services.generation.target.adapters import adapter_cid
 from services.generation.target.config.config import read_config
@@ -232,6 +238,27 @@ def test_a_pull_of_a_damaged_head_leaves_nothing_behind(kolm: Kolm, folder: Path
     for out, left in ((tmp_path / "here", None), (partly, {"notes.txt", "config.json"})):
         assert kolm("heads", "pull", "support-head", "--out", str(out))[0] == 3
         assert ({path.name for path in out.iterdir()} if out.exists() else None) == left
+
+
+def test_pulls_into_one_folder_take_turns(
+    kolm: Kolm, folder: Path, deployment: Deployment, registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kolm("heads", "push", str(folder), "--name", "support-head")
+    whole, both, keys = RegistryClient.download, threading.Barrier(2), TrustedKeys.load(tmp_path / "trusted")
+
+    def together(self: RegistryClient, digest: str, offset: int = 0) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)
+        return whole(self, digest, offset)
+
+    def pull(_: int) -> Path | None:
+        with RegistryClient.connect(registry) as client, LedgerClient.connect(deployment.address) as log:
+            return pull_head(client, log, keys, "support-head", out=tmp_path / "here", cache=tmp_path).folder
+
+    monkeypatch.setattr(RegistryClient, "download", together)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(pull, range(2))) == [tmp_path / "here"] * 2
+    assert (tmp_path / "here" / "model.safetensors").read_bytes() == HEAD.weights
 
 
 @pytest.fixture(scope="module")

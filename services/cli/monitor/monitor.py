@@ -23,6 +23,7 @@ from ledger.encoding.text_forms import timestamp
 from ledger.errors import NotFound, StoreError
 from ledger.monitor.finding import Finding
 from ledger.monitor.judgement import Limits, Promised
+from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
 from ledger.witness.tlog_policy import Policy
 from services.cli.frame import exits, options
@@ -31,7 +32,6 @@ from services.cli.frame.options import ledger_at
 from services.cli.frame.output import json_text
 from services.cli.frame.process import print_error, printable, reader_may_leave, stop_signals
 from services.cli.frame.values import age, read_bytes
-from services.cli.monitor.state_file import SqliteMonitorMemory
 from services.cli.verify.sources import TrustSources, own_trust
 from services.cli.verify.tile_sources import HttpTiles, is_url
 from services.runtime.http.http_call import on_own_thread, post
@@ -110,7 +110,7 @@ def monitor(
     seconds = age("--every", every).total_seconds()
     report = PollReport(place, as_json=json, once=once, goes_on=webhook is not None and not once)
     with (
-        closing(SqliteMonitorMemory(state or paths.data_dir / "monitor.sqlite3")) as memory,
+        closing(MonitorMemory(state or paths.data_dir / "monitor.sqlite3")) as memory,
         followed_log(ledger, tiles, witnessed=allowed.witnessed) as files,
     ):
         told = None if webhook is None else Webhook(webhook, place)
@@ -157,7 +157,7 @@ class Watching:
     """A log that is being followed."""
 
     files: LogFiles
-    memory: SqliteMonitorMemory
+    memory: MonitorMemory
     monitor: Monitor
     promises: tuple[Path, ...]
     webhook: Webhook | None

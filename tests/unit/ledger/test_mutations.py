@@ -5,7 +5,7 @@ original's content: a signature line more or less, an optional file left out.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +33,7 @@ from ledger.documents.signed_document import read_document
 from ledger.encoding.text_forms import digest
 from ledger.errors import LedgerError
 from ledger.monitor.judgement import Limits
+from ledger.monitor.memory import MonitorMemory
 from ledger.monitor.monitor import Monitor
 from ledger.statements.scitt import Place, cose_receipt, transparent_statement
 from ledger.tree.checkpoint import open_checkpoint
@@ -56,7 +57,7 @@ from tests.unit.ledger.builders import (
     verdict,
 )
 from tests.unit.ledger.bundle.test_transcript import TALK, Reader
-from tests.unit.ledger.monitor.listed_log import ListedLog, ListedMemory
+from tests.unit.ledger.monitor.listed_log import ListedLog
 from tests.vectors.make_bundles import POLICY, bundles, checkpoint, log_of, write_folder
 
 COUNT = 200
@@ -187,8 +188,9 @@ def test_a_monitor_takes_no_changed_entry_and_no_changed_checkpoint() -> None:
 
 def followed(entries: Sequence[bytes], note: bytes) -> int | None:
     """The number of entries that a new monitor follows; None if it reports a fault."""
-    log, monitor = ListedLog(entries), Monitor(ListedMemory(), TRUSTED, Limits())
+    log, now = ListedLog(entries), START + timedelta(seconds=500)  # the newest entry's time
     log.overlay = {"checkpoint": note}
-    now = START + timedelta(seconds=500)  # the newest entry's time
-    monitor.poll(log, now)
-    return None if monitor.findings((), now) else monitor.size
+    with closing(MonitorMemory(Path(":memory:"))) as memory:
+        monitor = Monitor(memory, TRUSTED, Limits())
+        monitor.poll(log, now)
+        return None if monitor.findings((), now) else monitor.size

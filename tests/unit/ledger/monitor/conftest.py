@@ -1,4 +1,4 @@
-"""A monitor's memory, of each kind."""
+"""A monitor's memory."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 from ledger.monitor.memory import MonitorMemory
-from services.cli.monitor.state_file import SqliteMonitorMemory
-from tests.unit.ledger.monitor.listed_log import ListedMemory
 
 
-@pytest.fixture(params=["listed", "sqlite"])
-def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MonitorMemory]:
-    if request.param == "listed":
-        yield ListedMemory()
-    else:
-        with closing(SqliteMonitorMemory(tmp_path / "state.sqlite3")) as opened:
-            yield opened
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[MonitorMemory]:
+    with closing(MonitorMemory(tmp_path / "state.sqlite3")) as opened:
+        yield opened

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from tests.unit.ledger.builders import (
     resume,
     verdict,
 )
-from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, ListedMemory, owed, told
+from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, owed, told
 
 
 def test_two_trees_of_one_size_stay_a_fork(memory: MonitorMemory) -> None:
@@ -218,21 +219,21 @@ def test_only_what_is_new_is_read_again(memory: MonitorMemory) -> None:
     assert log.read_paths == ["checkpoint"]
 
 
-def test_what_is_saved_goes_on_where_it_was(memory: MonitorMemory) -> None:
+def test_what_is_saved_goes_on_where_it_was(memory: MonitorMemory, tmp_path: Path) -> None:
     log = owed(rate=0.5)
     log.append(verdict(1, 0, "DEVIATION"), halt(4), resume(5), publication())
     assert told(log, memory) == []
     root = open_checkpoint(log.checkpoint(), [KEYS["log"].public]).root
     log.append(draw(len(log.entries), root, 80))
     assert told(log, memory) == []
-    fresh = ListedMemory()
-    assert told(log, fresh) == []
-    assert memory.load() == fresh.load()
+    with closing(MonitorMemory(tmp_path / "fresh.sqlite3")) as fresh:
+        assert told(log, fresh) == []
+        assert memory.load() == fresh.load()
 
 
-def test_a_state_of_another_version_or_damaged_is_refused(tmp_path: Path) -> None:
+def test_a_state_of_another_version_or_damaged_is_refused(memory: MonitorMemory) -> None:
     for wrong in ({"version": 2}, {"version": 1}, {}):
-        memory = ListedMemory(summary=wrong)
+        memory.save(wrong)
         with pytest.raises(StoreError):
             Monitor(memory, TRUSTED, Limits())
 

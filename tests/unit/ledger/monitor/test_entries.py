@@ -40,7 +40,7 @@ from tests.unit.ledger.builders import (
     retention,
     verdict,
 )
-from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, ListedMemory, owed, told
+from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, owed, told
 from tests.vectors.make_log import signed_claim
 
 OTHER = cid(b"another base")
@@ -281,7 +281,7 @@ def test_an_auditor_that_contradicts_itself_is_told(memory: MonitorMemory) -> No
     assert told(log, memory, since=8) == []
 
 
-def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
+def test_a_key_that_signed_before_it_was_introduced_is_told(memory: MonitorMemory) -> None:
     successor = seeded_key(b"\x32" * 32, "receipts")
     rotation = KeyEntry("receipts", successor.public, at(20), replaces=KEYS["receipts"].key_id)
     log = ListedLog()
@@ -290,13 +290,13 @@ def test_a_key_that_signed_before_it_was_introduced_is_told() -> None:
     trusted = TrustedKeys.of(*KEYS.values(), successor)
     report = verify_log(log.entries, None, trusted)
     assert (report.bad_index, [check.number for check in report.checks if check.passed is False]) == (1, [3])
-    monitor = Monitor(ListedMemory(), trusted, Limits())
+    monitor = Monitor(memory, trusted, Limits())
     monitor.poll(log, START)
     assert [finding.kind for finding in monitor.findings((), START)] == [kinds.INVALID]
 
 
-def test_a_kind_of_a_later_version_is_told_and_the_log_is_read_on() -> None:
-    log, memory = ListedLog(), ListedMemory()
+def test_a_kind_of_a_later_version_is_told_and_the_log_is_read_on(memory: MonitorMemory) -> None:
+    log = ListedLog()
     log.append(receipt(0), of_a_later_version(), receipt(1), verdict(2, 1, "DEVIATION"))
     assert told(log, memory) == [kinds.DEVIATION, kinds.UNKNOWN]
     assert told(log, memory) == [kinds.DEVIATION, kinds.UNKNOWN]  # remembered

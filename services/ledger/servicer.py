@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
@@ -43,6 +43,9 @@ SERVICE = "kolm.ledger.v1.LedgerService"
 
 _EXPORT_THREADS = 2
 """Threads for bundles alone, so that lists and proofs do not wait for them."""
+
+_LOOK_SECONDS = 1.0
+"""Between looks of a following watch: a probe that recovers a failed batch publishes entries that no caller awaits."""
 
 _Value = TypeVar("_Value")
 
@@ -172,7 +175,8 @@ class LedgerServicer(LedgerServiceServicer):
                 return
             if self._closing:
                 raise Unavailable("the ledger is shutting down; watch again from the next index")
-            await grown.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(grown.wait(), _LOOK_SECONDS)
 
     async def GetCheckpoint(
         self, request: ledger_pb2.GetCheckpointRequest, context: Context

@@ -23,6 +23,7 @@ from services.ledger.servicer import LedgerServicer
 from services.ledger.settings import LedgerSettings
 from tests.append_stream import append_many
 from tests.integration.ledger_service.conftest import Serve
+from tests.integration.ledger_service.serving_ledger import serving_ledger
 from tests.unit.ledger.builders import (
     SCOPE,
     STRANGER,
@@ -61,6 +62,18 @@ def test_a_following_watch_sees_old_and_new_entries_in_order(ledger: LedgerClien
         assert [next(entries).index for _ in range(2)] == [0, 1]
         ledger.append(signed_receipt(2))
         assert next(entries).index == 2
+
+
+def test_a_following_watch_sees_entries_that_no_caller_awaits(settings: LedgerSettings) -> None:
+    with (
+        serving_ledger(settings) as (served, servicer),
+        LedgerClient.connect(served.address, wait=60) as ledger,
+        ledger.watch(follow=True, timeout=60) as entries,
+    ):
+        ledger.append(signed_receipt(0))
+        assert next(entries).index == 0
+        servicer._sequencer.append(signed_receipt(1)).result()
+        assert next(entries).index == 1
 
 
 def test_a_watch_of_some_kinds_gives_up_as_other_calls_do(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def add_signature(envelope: Envelope, key: Signer) -> Envelope:
 def open_document(envelope: Envelope, trusted: TrustedKeys, index: int | None = None) -> Document:
     """The document in an envelope, if every signature on it is by a different key that may sign its kind, and there are
     enough of them: a resume needs as many operators as the trusted threshold at entry `index`. Every trusted key may
-    sign an unknown kind.
+    sign an unknown kind, whatever its scope.
 
     Stricter than DSSE, which skips signatures that it cannot verify: in the log, an added junk signature would make
     other bytes of the same receipt, and every signature there has a known signer. Raises FormatError, SignatureError.
@@ -167,7 +167,8 @@ def _signer(envelope: Envelope, place: int, document: Document, trusted: Trusted
         key = trusted.find(role, signature.key_id)
         if key is not None:
             key.verify(pae(envelope.payload_type, envelope.payload), signature.signature)
-            if key.scope != EVERYTHING and not isinstance(document, KeyEntry):  # a successor inherits the scope
+            # A successor inherits the scope, and nothing is drawn from an unknown document.
+            if key.scope != EVERYTHING and not isinstance(document, KeyEntry | UnknownDocument):
                 key.scope.check(document)
             return key
     raise SignatureError(

@@ -17,9 +17,13 @@ from typing import BinaryIO, cast
 DRAFT = ".draft-"
 
 
-def write_durably(path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
-    """Replace `path`, and make its folder if missing; returns when it is on the disk. Raises OSError."""
-    with replaced_durably(path, mode, folder_mode) as file:
+def write_durably(
+    path: Path, data: bytes, mode: int = 0o600, folder_mode: int = 0o700, drafts: Path | None = None
+) -> None:
+    """Replace `path`, and make its folder if missing; returns when it is on the disk. The draft is in `drafts`, if
+    given, which is a folder of the same file system. Raises OSError.
+    """
+    with _drafted(path, mode, folder_mode, os.replace, drafts) as file:
         file.write(data)
 
 
@@ -78,9 +82,11 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 @contextmanager
-def _drafted(path: Path, mode: int, folder_mode: int, name: Callable[[str, Path], None]) -> Iterator[BinaryIO]:
+def _drafted(
+    path: Path, mode: int, folder_mode: int, name: Callable[[str, Path], None], drafts: Path | None = None
+) -> Iterator[BinaryIO]:
     make_folder(path.parent, folder_mode)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=DRAFT)
+    handle, draft = tempfile.mkstemp(dir=drafts or path.parent, prefix=DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)

@@ -239,11 +239,12 @@ class TileFolder:
 
     def write(self, files: Iterable[BundleFile]) -> None:
         """Write files in their order, each on disk before the next: a crash leaves the old checkpoint with its tiles,
-        or the new one. Partial tiles are deleted after the full tile is written. Raises StoreError.
+        or the new one, and perhaps a draft at the top of the folder, which `remove_drafts` removes. Partial tiles are
+        deleted after the full tile is written. Raises StoreError.
         """
         try:
             for file in files:
-                write_durably(self._folder / file.path, file.data, mode=0o644, folder_mode=0o755)
+                write_durably(self._folder / file.path, file.data, 0o644, folder_mode=0o755, drafts=self._folder)
                 if file.path != CHECKPOINT and TilePath.parse(file.path).width == TILE_WIDTH:
                     shutil.rmtree(self._folder / f"{file.path}.p", ignore_errors=True)
         except OSError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from ledger.bundle.layout import MAX_FILES, split_lines
 from ledger.bundle.report import BundleReport, Trust
 from ledger.bundle.tiles import TiledBundle, TileFolder, entry_bundle, export_tiles, read_entry_bundle
 from ledger.bundle.verification import verify_bundle
+from ledger.durable_file import remove_drafts
 from ledger.errors import FormatError, NotFound, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.tree.checkpoint import Checkpoint, sign_checkpoint
@@ -54,6 +56,17 @@ def test_a_log_in_tiles_is_verified_as_a_whole(tmp_path: Path) -> None:
     assert (report.ok, dict(report.kinds)) == (True, {"receipt": SIZE}), report.problem
     (folder / "tile/entries/001").unlink()
     assert failed(judged(folder)) == 1
+
+
+def test_a_crash_leaves_a_draft_where_the_next_export_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        killed.setattr("os.replace", Mock(side_effect=KeyboardInterrupt))
+        killed.setattr(Path, "unlink", Mock())
+        in_tiles(tmp_path)
+    assert len(remove_drafts(tmp_path)) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from services.generation.target.config.rope import Rotation, inverse_root
 from services.generation.target.errors import ConfigInvalid, TargetError, about
 from services.generation.target.family import Clamp, Experts, Family, HeadSizes, StateRule, Temperature
 from services.generation.target.files.gguf_file import GgufFile, is_gguf
+from services.generation.target.kernels.storages import padded
 from services.generation.target.sizes import LEAST_CONTEXT
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ DEFAULT_MOST = 8192  # tokens: a context of 131,072 needs 16 GiB of cache for on
 DEFAULT_BYTES = 1 << 30
 _OLD_LONGROPE = "su"  # LongRoPE's type in the first Phi-3 files, which transformers rejects as incomplete
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a cached key or value
+_KEYS, _VALUES = 32, 16  # multiples to which the cache pads int8 keys, and all values (kernels/attention)
+_SCALE = 4  # bytes, of an int8 key or value
 _FEATURE_SHARE = 8  # one byte in this many is for features kept with cached prefixes
 _MOST_CONTEXTS = 64  # contexts in a cache of default size
 _PROBED = 9  # blocks used by the probe at start
@@ -94,12 +97,14 @@ class TargetConfig:
         """Bytes of a token's cache in a layer: its keys and values, or the inputs of a convolution or a state."""
         item = _ITEM_BYTES[dtype]
         if self.rule and self.rule.layers[layer]:
-            return max(item, 2) * self.rule.cached
+            return max(item, 2) * padded(self.rule.cached, _VALUES)
         if self.convolutions and self.convolutions[layer]:
-            return max(item, 2) * self.hidden_size
+            return max(item, 2) * padded(self.hidden_size, _VALUES)
         own = self.heads_of(layer)
-        head = item * own.head_dim + (4 if dtype == "int8" else 0)  # each has a scale
-        return 0 if own.source is not None else 2 * own.kv_heads * head
+        key, value = own.head_dim, padded(own.head_dim, _VALUES)
+        if dtype == "int8":
+            key, value = padded(key, _KEYS) + _SCALE, value + _SCALE
+        return 0 if own.source is not None else own.kv_heads * item * (key + value)
 
 
 def read_config(path: Path) -> TargetConfig:

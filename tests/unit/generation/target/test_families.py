@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from services.generation.target.architectures import ARCHITECTURES, MISSING
 from services.generation.target.blocks import BLOCK
-from services.generation.target.config.config import read_config, rope_parameters
+from services.generation.target.config.config import block_bytes, read_config, rope_parameters
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import TargetError
 from services.generation.target.probe import probe
@@ -81,7 +81,8 @@ def test_what_a_block_holds_is_worth_the_same_in_another_target(directory: Path,
     second.blocks.extend(table, len(TOKENS))
     rest = TOKENS[BLOCK:]
     second.forward(chunk_rows(table, 0, rest + TOKENS[: BLOCK - len(rest)]))  # leaves other lines and a state of theirs
-    second.fill_block(table[0], first.block_content(0))
+    second.fill_block(table[0], content := first.block_content(0))
+    assert len(content) == block_bytes(first.config, cache_dtype)
     assert_same_bits(second.forward(tree_rows(table, BLOCK, rest)).logits, expected[BLOCK:])
 
 

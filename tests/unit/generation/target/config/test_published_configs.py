@@ -20,11 +20,14 @@ from services.generation.target.config.config import (
     feature_bytes,
     read_config,
 )
+from services.generation.target.config.layer_specs import layer_specs
 from services.generation.target.config.rope import NO_ROTATION
 from services.generation.target.cpu import load_target
 from services.generation.target.errors import ConfigInvalid
 from services.generation.target.family import Clamp, Temperature
+from services.generation.target.kernels.attention.cache_dtypes import FORMS
 from services.generation.target.probe import measure_profile
+from services.generation.target.program.buffers import Cache
 from services.generation.target.sizes import LEAST_CONTEXT
 from services.generation.target.timing import time_keys, time_passes, time_row, time_seen
 from tests.fakes.table_target import VOID, TableTarget
@@ -258,6 +261,14 @@ def test_a_block_holds_keys_and_values_of_all_layers(config: TargetConfig) -> No
     assert block_bytes(config, "float32") == 2 * 4 * 30 * 3 * 64 * BLOCK
     assert block_bytes(config, "bfloat16") * 2 == block_bytes(config, "float32")
     assert block_bytes(config, "int8") == 2 * 30 * 3 * (64 + 4) * BLOCK
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 100, 112])
+def test_a_block_takes_what_the_cache_allocates_for_it(config: TargetConfig, head_dim: int, dtype: str) -> None:
+    config = replace(config, architecture="llama", layers=1, head_dim=head_dim)
+    cache = Cache.empty(layer_specs(config), 2, [], [], FORMS[dtype])
+    assert sum(part.nbytes for part in cache.block(0)) == block_bytes(config, dtype)
 
 
 @pytest.mark.parametrize("size", [200 << 20, 1 << 30, 3 << 30])

@@ -2,7 +2,8 @@
 
     LedgerError
     ├── FormatError       bytes or values are not of the format; names the field
-    │   └── ClockAhead             a document has a date after the ledger's time
+    │   ├── ClockAhead             a document has a date after the ledger's time
+    │   └── BundleTooLarge         a bundle with more bytes or files than its format allows
     ├── SignatureError    a signature is missing, wrong, or by a key that may not sign this
     │   ├── SignaturesMissing      fewer operators have signed than have to
     │   └── LogOfAnotherKey        a database whose checkpoint another key of the log has signed
@@ -70,6 +71,10 @@ class ClockAhead(FormatError):
             "it, or the ledger's if that one is wrong",
         )
         self.seconds = seconds
+
+
+class BundleTooLarge(FormatError):
+    """A bundle, or a file in it, has more bytes or files than the format allows, so that no verifier reads it."""
 
 
 class SignatureError(LedgerError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ledger.bundle import layout
-from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderTree, Span
+from ledger.bundle.layout import BundleFile, BundleManifest, ContentLine, OlderTree, Room, Span
 from ledger.documents.audit import Verdict
 from ledger.documents.content import Content
 from ledger.documents.draft_head import DraftHeadPublication, DraftHeadWithdrawal
@@ -17,7 +17,7 @@ from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.text_forms import encode_base64
-from ledger.errors import FormatError, ProofError
+from ledger.errors import BundleTooLarge, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
@@ -27,6 +27,9 @@ from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes, TileReader
 
 _ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal", "retention", "expiry", "engine_profile")
+
+_PACKING_BYTES = 1024
+"""The most bytes that a tar adds to a file: its header and the padding of its last block."""
 
 
 class BundleSource(TileReader, Protocol):
@@ -66,8 +69,19 @@ class Export:
 
 def export_bundle(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
     """The files of a bundle, one at a time. Raises ProofError for a range or index beyond the checkpoint, NotFound,
-    FormatError for a content that is too long for a bundle. At most one file of entries is in memory.
+    BundleTooLarge for what no verifier would read. At most one file of entries is in memory.
     """
+    room = Room(None)
+    for number, file in enumerate(_files(source, wanted)):
+        if number >= layout.MAX_FILES:
+            raise BundleTooLarge("bundle", f"has more than {layout.MAX_FILES} files: {layout.SMALLER}")
+        if len(file.data) > (most := layout.bound_of(file.path)):
+            raise BundleTooLarge(file.path, f"measures {len(file.data)} bytes, at most {most}: {layout.SMALLER}")
+        room.take_file(len(file.data) + _PACKING_BYTES)
+        yield file
+
+
+def _files(source: BundleSource, wanted: Export) -> Iterator[BundleFile]:
     tree_head = Checkpoint.from_text(Note.from_bytes(wanted.checkpoint).text)
     if not 0 <= wanted.start <= wanted.end <= tree_head.size:
         raise ProofError(f"[{wanted.start}, {wanted.end}) is not in a tree of {tree_head.size} entries")
@@ -172,7 +186,9 @@ def _contents(source: BundleSource, chosen: Sequence[int], wanted: Export, most:
         if size > most and lines:
             return lines, place
         if size > most:
-            raise FormatError(f"entry {index}", f"has {size} bytes of content; a bundle allows {most}: export without")
+            raise BundleTooLarge(
+                f"entry {index}", f"has {size} bytes of content; a bundle allows {most}: export without"
+            )
         lines.append(line)
     return lines, len(chosen)
 

@@ -14,7 +14,7 @@ from msgspec import Meta, structs
 from ledger.documents.content import Content
 from ledger.encoding.document import Count, Document, Hash, Part, Positive, Text, Time, written
 from ledger.encoding.text_forms import decode_base64
-from ledger.errors import FormatError
+from ledger.errors import BundleTooLarge, FormatError
 from ledger.keys.note import check_key_name
 from ledger.tree.merkle import HASH_BYTES
 
@@ -23,6 +23,8 @@ TRANSCRIPT = "transcript.json"
 ENTRIES_PER_FILE = 256
 MAX_FILES = 100_000
 MAX_TOTAL_BYTES = 8 * 2**30
+SMALLER = "export a shorter range, or the log as tiles"
+"""The remedy for a bundle above these bounds."""
 
 _KIB, _MIB = 2**10, 2**20
 _MOST_SWELLING = 50
@@ -105,17 +107,20 @@ class Room:
         self._left = self._most
 
     def take(self, size: int) -> None:
-        """Take bytes from the room. Raises FormatError if there are not enough left."""
+        """Take bytes from the room. Raises BundleTooLarge if there are not enough left."""
         self._left -= size
-        if self._left < 0:
-            raise FormatError(
-                "bundle",
+        if self._left >= 0:
+            return
+        problem = f"has more than the {MAX_TOTAL_BYTES} bytes of a bundle: {SMALLER}"
+        if self._most < MAX_TOTAL_BYTES:
+            problem = (
                 f"unpacks to more than the {self._most} bytes allowed for an archive of its size: if you expect so "
-                "much, unpack it yourself and name the folder",
+                "much, unpack it yourself and name the folder"
             )
+        raise BundleTooLarge("bundle", problem)
 
     def take_file(self, size: int) -> None:
-        """Take the disk space of a file. Raises FormatError."""
+        """Take the disk space of a file. Raises BundleTooLarge."""
         self.take(size + _FILE_BYTES)
 
 

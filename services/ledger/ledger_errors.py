@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from ledger.errors import (
     Backpressure,
+    BundleTooLarge,
     ChainError,
     ClockAhead,
     Conflict,
@@ -42,6 +43,8 @@ def to_kolm_error(error: LedgerError, resource: str, name: str) -> errors.KolmEr
     match error:
         case ClockAhead():
             return errors.InvalidArgument("envelope", str(error), reason="CLOCK_AHEAD")
+        case BundleTooLarge():
+            return errors.InvalidArgument("end_index", str(error), reason="BUNDLE_TOO_LARGE")
         case FormatError():
             return _bad_document(error)
         case SignaturesMissing():

@@ -224,6 +224,13 @@ def test_everything_is_exported_where_nothing_is_named(filled: LedgerClient) -> 
     assert any(path.startswith("keys/receipts-") for path in files)
 
 
+def test_a_bundle_that_no_verifier_would_read_is_refused(filled: LedgerClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger.bundle.layout.MAX_FILES", 3)
+    with pytest.raises(InvalidArgument) as caught:
+        list(filled.export())
+    assert (caught.value.reason, caught.value.fields) == ("BUNDLE_TOO_LARGE", ("end_index",))
+
+
 def test_a_bundle_has_the_replaced_keys_too(settings: LedgerSettings, request: pytest.FixtureRequest) -> None:
     STRANGER.publish(settings.trusted_directory / RETIRED)
     ledger: LedgerClient = request.getfixturevalue("filled")

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ledger.audit.log_verification import verify_log
 from ledger.audit.seen import SeenOnDisk
+from ledger.bundle import layout
 from ledger.bundle.checks import BundleChecks
 from ledger.bundle.export import Export, export_bundle
 from ledger.bundle.folder import BundleFolder, open_bundle
@@ -30,7 +32,7 @@ from ledger.bundle.verification import CHECKS, verify_bundle
 from ledger.documents.audit import Verdict
 from ledger.documents.signed_document import sign_document
 from ledger.encoding.text_forms import cid, encode_base64
-from ledger.errors import FormatError, LedgerError, NotFound, ProofError, StoreError
+from ledger.errors import BundleTooLarge, FormatError, LedgerError, NotFound, ProofError, StoreError
 from ledger.keys.envelope import Envelope
 from ledger.keys.note import Note
 from ledger.keys.trusted_keys import TrustedKeys
@@ -383,6 +385,18 @@ def test_a_resume_counts_between_its_halt_and_the_receipts_that_have_seen_it(tmp
         trust = Trust(TRUSTED, now=datetime(year, 1, 1, tzinfo=UTC))
         report = judged(alone, tmp_path / str(year), trust)
         assert (failed(report), report.dated_ahead.first) == (0, ahead)
+
+
+@pytest.mark.parametrize("bound", [
+    {"MAX_FILES": 3}, {"MAX_TOTAL_BYTES": 20_000}, {"bound_of": lambda path: 100 if path == "proof" else 10**6},
+])  # fmt: skip
+def test_a_bundle_that_no_verifier_would_read_is_not_exported(
+    monkeypatch: pytest.MonkeyPatch, bound: dict[str, Any]
+) -> None:
+    for name, value in bound.items():
+        monkeypatch.setattr(layout, name, value)
+    with pytest.raises(BundleTooLarge):
+        exported(log_of(), start=3, end=6)
 
 
 def test_a_log_whose_key_was_replaced_is_known_by_its_successor(tmp_path: Path) -> None:

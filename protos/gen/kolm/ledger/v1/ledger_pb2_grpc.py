@@ -247,7 +247,7 @@ class LedgerServiceServicer:
 
     def ExportBundle(self, request, context):
         """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-        that the log does not hold.
+        that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

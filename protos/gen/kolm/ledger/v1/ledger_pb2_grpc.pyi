@@ -89,7 +89,7 @@ class LedgerServiceStub:
     """
     ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
     """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-    that the log does not hold.
+    that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
     """
 
 @_typing.type_check_only
@@ -153,7 +153,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
     """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-    that the log does not hold.
+    that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
     """
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -310,7 +310,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ExportBundleResponse], _abc.AsyncIterator[_ledger_pb2.ExportBundleResponse]]:
         """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-        that the log does not hold.
+        that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
         """
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -70,12 +70,23 @@ class StructuredOutputsPart(Part, frozen=True):
             raise FormatError("content.structured_outputs", "with this salt, is not what the receipt commits to")
 
 
+class ThoughtsPart(Part, frozen=True):
+    """The form of a thought at the beginning of an output: `open`, the thought, one of `closes`; without `open` if the
+    prompt has `begun` it.
+    """
+
+    open: _StopString
+    closes: tuple[_StopString, ...]
+    begun: bool
+
+
 class Sampling(Part, frozen=True):
     """Sampling parameters after defaults and clamping; with base, adapter and prompt they determine every token.
 
     Names and defaults come from the engine's SamplingParams; `choice` is the receipt's number among the `n` of its
     request. `logprobs` is not here: it does not change tokens. Documents without a constraint lack
-    `structured_outputs`.
+    `structured_outputs`. No stop string counts within `thoughts`, nor in the white space around them; documents without
+    stop strings, of models without thoughts, of other engines, and older ones lack it.
     """
 
     temperature: NotNegative = written(0.0)
@@ -95,6 +106,7 @@ class Sampling(Part, frozen=True):
     n: Positive = written(1)
     choice: Count = written(0)
     structured_outputs: StructuredOutputsPart | None = None
+    thoughts: ThoughtsPart | None = None
 
 
 class PromptPart(Part, frozen=True):
@@ -231,6 +243,8 @@ def _check_sampling(sampling: Sampling) -> None:
         raise FormatError("sampling.choice", f"expected less than n = {sampling.n}")
     if any(left[0] >= right[0] for left, right in pairwise(sampling.logit_bias)):
         raise FormatError("sampling.logit_bias", "expected token ids in ascending order, each once")
+    if sampling.thoughts is not None and not (sampling.stop and sampling.thoughts.closes):
+        raise FormatError("sampling.thoughts", "expected texts that close them, and stop strings")
 
 
 def _check_output(receipt: Receipt) -> None:

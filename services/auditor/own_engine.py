@@ -24,6 +24,7 @@ from services.generation.engine.request import (
     Kind,
     SamplingParams,
     StructuredOutputs,
+    ThoughtSyntax,
     grammar_engine,
 )
 from services.generation.remote.dialects import seed_of
@@ -159,7 +160,8 @@ class OwnEngine:
 def request_of(receipt: Receipt, content: Content) -> EngineRequest:
     """The receipted request; if its output was cut off from outside, limited to the emitted number of tokens."""
     sampling = structs.asdict(receipt.sampling) | {"seed": int(receipt.sampling.seed)}
-    del sampling["n"], sampling["choice"]
+    del sampling["n"], sampling["choice"], sampling["thoughts"]
+    thoughts = receipt.sampling.thoughts
     if (stated := receipt.sampling.structured_outputs) is not None:
         sampling["structured_outputs"] = StructuredOutputs(cast(Kind, stated.kind), content.structured_outputs or "")
     if limit := replay_limit(receipt):
@@ -173,4 +175,5 @@ def request_of(receipt: Receipt, content: Content) -> EngineRequest:
         sampling=SamplingParams(**sampling),
         choice=receipt.sampling.choice,
         adapter=receipt.adapter_cid,
+        thoughts=None if thoughts is None else ThoughtSyntax(thoughts.open, thoughts.closes, begun=thoughts.begun),
     )

@@ -34,6 +34,7 @@ def check_receipt(
             raise ReceiptMismatch("the server sent another document in a receipt's place")
         check_opened(document, receipt.content, receipt.text)
         _check_constraint(document, receipt.content, request, resolved)
+        _check_thoughts(document, resolved)
         _check_prompt(document, request, resolved)
     except LedgerError as error:
         raise ReceiptMismatch(f"the receipt does not fit the answer: {error}") from error
@@ -74,6 +75,14 @@ def _check_constraint(document: ReceiptDocument, content: Content, request: Requ
     told = None if stated is None else (stated.kind, content.structured_outputs)
     if told != (None if asked is None else (asked.kind, asked.text)):
         raise ReceiptMismatch("structured_outputs: the receipt is about another constraint than was asked for")
+
+
+def _check_thoughts(document: ReceiptDocument, resolved: Resolved) -> None:
+    """Raises ReceiptMismatch if the thoughts in which no stop string counted are not those that the answer names."""
+    stated, named = document.sampling.thoughts, resolved.thoughts
+    told = None if named is None else (named.open, tuple(named.closes), named.begun)
+    if stated is not None and (stated.open, stated.closes, stated.begun) != told:
+        raise ReceiptMismatch(f"sampling.thoughts: the receipt has {stated}, the answer {named}")
 
 
 def _named(request: Request, resolved: Resolved) -> dict[str, Any]:

@@ -172,6 +172,24 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtSyntax:
+    """The form of an output with thoughts: `open`, thought, one of `closes`, answer; or `bare` and the answer.
+
+    The part of a closing after a space belongs to the answer. `begun`: the prompt ends with `open`.
+    """
+
+    open: str
+    closes: tuple[str, ...]
+    bare: str = ""
+    begun: bool = False
+
+    def is_open(self, text: str) -> bool:
+        """Whether a text ends within a thought."""
+        _, found, thought = text.rpartition(self.open)
+        return bool(found) and not any(close in thought for close in self.closes)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One sequence to generate. `choice`: its number among the n sequences of a request, an input of the noise."""
 
@@ -191,6 +209,7 @@ class EngineRequest:
     reuse: bool = True  # whether it may reuse cached prefixes; a replay computes everything
     grammar: Grammar | None = None  # of sampling.structured_outputs, compiled
     profile_cid: str | None = None  # the profile of its promise; None: any
+    thoughts: ThoughtSyntax | None = None  # in which no stop string counts
 
     @property
     def key(self) -> RequestKey:

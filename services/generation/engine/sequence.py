@@ -17,7 +17,7 @@ from services.generation.engine.events import (
     TokenLogprobs,
     Tracker,
 )
-from services.generation.engine.request import EngineRequest, GrammarLimit, UnusableLogits
+from services.generation.engine.request import EngineRequest, GrammarLimit, ThoughtSyntax, UnusableLogits
 from services.generation.engine.sampling.processors import GrammarMask, end_ids
 from services.generation.engine.sampling.race import examined
 from services.generation.engine.sampling.sampler import Sampler, logprobs_of
@@ -57,11 +57,18 @@ class Released:
 
 
 class TextStream:
-    """Holds back text that may become a stop string, across chunk borders; a token is released with its text."""
+    """Holds back text that may become a stop string, across chunk borders; a token is released with its text. No stop
+    string counts within `thoughts`, or in the white space around them.
+    """
 
-    def __init__(self, decoder: TokenDecoder, stops: tuple[str, ...]) -> None:
+    def __init__(self, decoder: TokenDecoder, stops: tuple[str, ...], thoughts: ThoughtSyntax | None = None) -> None:
         self._decoder = decoder
         self._stops = stops
+        self._thoughts = thoughts  # None after them, and once it is known that there are none
+        self._begun = thoughts is not None and thoughts.begun
+        self._undecided = 0  # characters at the end that may become the beginning of thoughts
+        self._answer = 0  # where the answer begins, or its beginning is searched for
+        self._searched = 0  # characters of _text
         self._text = ""
         self._released = 0  # characters of _text
         self._tokens: deque[tuple[int, int]] = deque()  # tokens not yet released, each with the text length after it
@@ -79,21 +86,47 @@ class TextStream:
         start = len(self._text)
         self._text += self._decoder.feed(token) if visible else ""
         self._tokens.append((token, len(self._text)))
-        if not search or start == len(self._text):
+        if start == len(self._text) or self._is_thought():
             return None
-        found = [(at, stop) for stop in self._stops if (at := self._find(stop, start)) >= 0]
+        since, self._searched = self._searched, len(self._text)
+        found = [(at, stop) for stop in self._stops if (at := self._find(stop, since)) >= 0] if search else []
         if not found:
             return None
         at, stop = min(found)
         self._text = self._text[:at]
         return stop
 
-    def _find(self, stop: str, start: int) -> int:
-        return self._text.find(stop, max(self._released, start - len(stop) + 1))
+    def _is_thought(self) -> bool:
+        """Whether the answer has not begun, or the text may still become a thought."""
+        if self._thoughts is None:
+            return False
+        if not self._begun:
+            bare, opened = self._text.lstrip(), self._thoughts.open
+            self._begun, is_undecided = bare.startswith(opened), opened.startswith(bare) and bare != opened
+            self._undecided = len(self._text) if is_undecided else 0
+            if not self._begun:
+                self._thoughts = self._thoughts if is_undecided else None
+                return is_undecided
+            self._answer = len(self._text) - len(bare) + len(opened)
+        return self._is_open(self._thoughts.closes)
+
+    def _is_open(self, closes: tuple[str, ...]) -> bool:
+        """Whether a thought is not closed, or only white space follows it."""
+        ends = [(at, at + len(close)) for close in closes if (at := self._text.find(close, self._answer)) >= 0]
+        if not ends:
+            self._answer = max(self._answer, len(self._text) - max(map(len, closes)) + 1)
+            return True
+        answer = self._text[min(ends)[1] :].lstrip()
+        if answer:
+            self._answer, self._thoughts = len(self._text) - len(answer), None
+        return not answer
+
+    def _find(self, stop: str, since: int) -> int:
+        return self._text.find(stop, max(self._released, self._answer, since - len(stop) + 1))
 
     def release(self) -> Released:
         """Release everything that cannot become part of a stop string."""
-        return self._release(len(self._text) - self._open_suffix())
+        return self._release(len(self._text) - max(self._open_suffix(), self._undecided))
 
     def finish(self, *, matched: bool) -> Released:
         """Release the rest, with the decoder's rest unless a stop string was `matched`."""
@@ -152,7 +185,7 @@ class Sequence:
         self.ends = end_ids(params, eos_token_ids)
         mask = None if request.grammar is None else GrammarMask(request.grammar, self.ends)
         self._sampler = Sampler(params, request.choice, request.prompt, self.ends, mask)
-        self._text = TextStream(decoder, params.stop)
+        self._text = TextStream(decoder, params.stop, request.thoughts)
         self._digest = StreamDigest()
         self._margins: list[float] = []
         self._logprobs: list[TokenLogprobs] = []

@@ -135,7 +135,9 @@ class ReceiptIssuer:
             profile_cid=resolved.profile_cid,
             profile_proven=self._identity.probe_passed if engine is None else None,
             halt_epoch=resolved.halt_epoch,
-            sampling=receipt_sampling(asked, resolved.choices, choice, resolved.prompt_salt, engine),
+            sampling=receipt_sampling(
+                asked, resolved.choices, choice, resolved.prompt_salt, engine, resolved.unstopped
+            ),
             nonce=resolved.nonce,
             prompt=self._prompt_part(
                 resolved, None if engine is None or alone is None else outcome.metrics.cached_prompt_tokens

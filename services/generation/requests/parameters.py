@@ -12,12 +12,12 @@ from typing import Any
 import ledger.documents.receipt
 from kolm.generation.v1 import generation_pb2 as pb
 from kolm.generation.v1 import sampling_pb2, speculation_pb2
-from ledger.documents.receipt import StructuredOutputsPart
+from ledger.documents.receipt import StructuredOutputsPart, ThoughtsPart
 from ledger.encoding.canonical import canonical
 from ledger.encoding.document import Seed
 from services.generation.drafting.method_spec import MethodSpec
 from services.generation.drafting.methods import METHODS
-from services.generation.engine.request import SamplingParams, StructuredOutputs, grammar_engine
+from services.generation.engine.request import SamplingParams, StructuredOutputs, ThoughtSyntax, grammar_engine
 from services.generation.engine.text.grammar import MAX_CHOICES as MAX_TEXTS
 from services.runtime.errors import FailedPrecondition, InvalidArgument
 
@@ -78,16 +78,23 @@ def sampling_message(sampling: SamplingParams, choices: int) -> sampling_pb2.Sam
 
 
 def receipt_sampling(
-    sampling: SamplingParams, choices: int, choice: int, prompt_salt: bytes, engine: str | None = None
+    sampling: SamplingParams,
+    choices: int,
+    choice: int,
+    prompt_salt: bytes,
+    engine: str | None = None,
+    thoughts: ThoughtSyntax | None = None,
 ) -> ledger.documents.receipt.Sampling:
     """The sampling in a receipt: without logprobs, which change no token, and with a commitment to the constraint,
-    which another `engine` may have applied.
+    which another `engine` may have applied. `thoughts`: in which no stop string counted.
     """
     values = {field.name: getattr(sampling, field.name) for field in fields(sampling) if field.name != "logprobs"}
     values["seed"] = Seed(values["seed"])
     if (source := sampling.structured_outputs) is not None:
         part = StructuredOutputsPart.of(source.kind, source.text, prompt_salt, engine or grammar_engine())
         values["structured_outputs"] = part
+    if thoughts is not None:
+        values["thoughts"] = ThoughtsPart(thoughts.open, thoughts.closes, thoughts.begun)
     return ledger.documents.receipt.Sampling(**values, n=choices, choice=choice)
 
 

@@ -26,10 +26,10 @@ from services.generation.engine.request import (
     InvalidRequest,
     SamplingParams,
     StructuredOutputs,
+    ThoughtSyntax,
 )
 from services.generation.engine.text.grammar_compiler import GrammarBudget, Grammars
 from services.generation.engine.text.tenant_threads import TenantThreads
-from services.generation.engine.text.thoughts import ThoughtSyntax
 from services.generation.engine.text.tokenizer import TextCodec
 from services.generation.engine.text.tool_calls import ToolCallSyntax
 from services.generation.requests.halts import HaltBoard
@@ -156,6 +156,11 @@ class Resolved:
     prompt_salt: bytes = field(default_factory=new_salt, repr=False)  # in the promise and all choices' receipts
 
     @property
+    def unstopped(self) -> ThoughtSyntax | None:
+        """The thoughts in which no stop string counts. Other engines search them, too."""
+        return self.thoughts if self.sampling.stop and self.engine is None else None
+
+    @property
     def most_tokens(self) -> int:
         """Tokens of the prompt and of all outputs together."""
         return len(self.prompt) + self.choices * self.sampling.max_tokens
@@ -169,6 +174,7 @@ class Resolved:
         plain = EngineRequest(
             engine_id, self.prompt, self.sampling, choice, self.adapter_cid, tenant=self.tenant, reuse=not off,
             priority=self.priority, deadline=self.deadline, grammar=self.grammar, profile_cid=self.profile_cid,
+            thoughts=self.unstopped,
         )  # fmt: skip
         if off or self.decision.method == "off":
             return plain
@@ -259,7 +265,7 @@ class Resolver:
             deadline=deadline,
             grammar=grammar,
             tool_calls=None if prompt.tools is None else codec.tool_calls.without(codec.hidden),
-            thoughts=_thoughts(codec, request.messages, prompt) if prompt.field == "messages" else None,
+            thoughts=_thoughts(codec, request.messages, prompt, asked) if prompt.field == "messages" else None,
         )
 
     async def tokenize(self, request: pb.TokenizeRequest, tenant: str) -> tuple[int, ...]:
@@ -362,11 +368,20 @@ async def calls_held(
     return source
 
 
-def _thoughts(codec: TextCodec, chat: pb.ChatMessages, prompt: Prompt) -> ThoughtSyntax | None:
-    """The syntax of the output's thoughts, also if the continued message has begun one."""
-    syntax = codec.thoughts(prompt.token_ids)
-    if syntax is None or syntax.bare or not chat.continue_final_message:
+def _thoughts(
+    codec: TextCodec, chat: pb.ChatMessages, prompt: Prompt, asked: StructuredOutputs | None
+) -> ThoughtSyntax | None:
+    """The syntax of the output's thoughts, also if the continued message has begun one; None if it has none: under a
+    constraint, or in the rest of a message, ordinary words are no marks.
+    """
+    if (syntax := codec.thoughts(prompt.token_ids)) is None:
+        return None
+    if asked is not None or (prompt.tools is not None and prompt.tools.required):
+        return None if syntax.begun or syntax.bare else syntax
+    if not chat.continue_final_message:
         return syntax
+    if syntax.bare:
+        return syntax if syntax.begun else None
     return replace(syntax, begun=syntax.begun or syntax.is_open(chat.messages[-1].content))
 
 

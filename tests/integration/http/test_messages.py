@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import openai
 import pytest
+from msgspec.structs import replace
 
+from ledger.bundle.receipt_file import ReceiptFile
+from ledger.documents.receipt import Receipt, ThoughtsPart
+from services.auditor.examination import EnginePlan, Judge
+from services.auditor.own_engine import OwnEngine
 from tests.fakes.grammars import HERMES
+from tests.integration.generation.deployment import Deployment
 
 if TYPE_CHECKING:
     import anthropic
@@ -134,6 +142,34 @@ async def test_thoughts_stand_apart_from_the_answer(
         async for each in await client.chat.completions.create(**chatted, stream=True, extra_body=held)
     ]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == thought.thinking
+
+
+async def test_stop_strings_count_behind_the_thoughts_also_in_a_replay(
+    client: openai.AsyncOpenAI, deployment: Deployment
+) -> None:
+    held = {"regex": "<think>\n(so|no): [ab]\n\n</think>\n\n(yes|no): [ab]"}
+    whole = await client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Sun?"}],
+        temperature=0,
+        stop=[": ", "\n\n"],
+        extra_body={"structured_outputs": held, "kolm": {"receipt_files": True, "verify": "inline"}},
+    )
+    (choice,), (receipt,) = whole.choices, whole.kolm["receipts"]
+    assert (choice.finish_reason, choice.message.content in {"yes", "no"}) == ("stop", True)
+    assert ": " in choice.message.reasoning_content
+    file = ReceiptFile.from_bytes(receipt["file"].encode())
+    document = file.receipt()
+    assert document.sampling.thoughts == ThoughtsPart("<think>", ("</think>",), begun=False)
+    assert document.output.stop_reason == ": "
+
+    def judged(judged: Receipt) -> str:
+        own = OwnEngine.load(EnginePlan(deployment.model), threading.Event())
+        return Judge(own, 1.0).judge(judged, file.content).outcome
+
+    assert await asyncio.to_thread(judged, document) == "EXACT"
+    other = replace(document, sampling=replace(document.sampling, thoughts=None))
+    assert await asyncio.to_thread(judged, other) == "DEVIATION"
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

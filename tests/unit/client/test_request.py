@@ -31,7 +31,7 @@ from services.client.generation.request_wire import (
     structured_outputs_value,
 )
 from services.client.generation.tool_call_reader import Arguments, CallBegins, Text, ToolCallReader
-from services.generation.engine.text.thoughts import ThoughtSyntax as ServedSyntax
+from services.generation.engine.request import ThoughtSyntax as ServedSyntax
 from services.generation.engine.text.thoughts import known_thoughts
 from services.generation.engine.text.tool_calls import HARMONY_CALLS
 from tests.examples import examples

@@ -18,11 +18,12 @@ from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from services.generation.engine.request import ThoughtSyntax
 from services.generation.engine.text.conversation import Conversation, encode_conversation
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.infill import InfillMarks, infill_marks
 from services.generation.engine.text.markup import Markup
-from services.generation.engine.text.thoughts import HARMONY, ThoughtSyntax, known_thoughts
+from services.generation.engine.text.thoughts import HARMONY, known_thoughts
 from services.generation.engine.text.token_bytes import token_bytes
 from services.generation.engine.text.tool_calls import (
     HARMONY_CALLS,

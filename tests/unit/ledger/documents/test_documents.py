@@ -174,6 +174,7 @@ def test_an_unknown_member_is_refused(kind: str) -> None:
         ("sampling.logit_bias", [[2, 1], [1, 1]]),
         ("sampling.logit_bias", [[1]]),
         ("sampling.choice", 1),
+        ("sampling.thoughts", {"open": "<think>", "closes": [], "begun": False}),
         ("prompt.tokens", 0),
         ("prompt.commitment", "sha256:"),
         ("output.finish_reason", "bored"),

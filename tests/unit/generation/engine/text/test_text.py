@@ -1,11 +1,13 @@
 """Text from tokens: released when that is safe, and tool calls read from it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.generation.engine.request import ThoughtSyntax
 from services.generation.engine.sequence import Released, TextStream
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
@@ -87,6 +89,55 @@ THINKING = (
     "{{ raise_exception('thoughts beside both') }}{% endif %}[{{ message.thinking }}]{% endif %}{% endfor %}" + HERMES
 )
 """Refuses thoughts beside a text and calls, as gpt-oss's template does."""
+THOUGHTS = ThoughtSyntax("<t>", ("</t>", "</x>"))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("<t>\nQ: why?\n</t>\n\nYes. Q: no", "<t>\nQ: why?\n</t>\n\nYes. "),
+        ("<t>Q:</x>Q:", "<t>Q:</x>"),
+        ("<t>Q:\n\n</t>\n\nA\n\nB", "<t>Q:\n\n</t>\n\nA"),
+        ("<t>Q: </t", "<t>Q: </t"),
+        ("<t>a</t>\n\n", "<t>a</t>\n\n"),
+        ("<t>a Q</t>: b", "<t>a Q</t>: b"),
+        ("<Q: ", "<"),
+        ("<\n\nb", "<"),
+        ("\n\n<t>a</t>b\n\n", "\n\n<t>a</t>b"),
+        ("\n\nb", ""),
+        ("No thought </t> Q: b", "No thought </t> "),
+    ],
+)
+def test_no_stop_string_counts_within_a_thought(output: str, text: str, size: int, begun: bool) -> None:
+    if begun:
+        if not output.startswith("<t>"):
+            return
+        output, text = output.removeprefix("<t>"), text.removeprefix("<t>")
+    pieces = [output[at : at + size] for at in range(0, len(output), size)]
+    read, matched, released = TextStream(PieceDecoder(pieces), ("Q:", "\n\n"), replace(THOUGHTS, begun=begun)), None, ""
+    for place in range(len(pieces)):
+        if matched := read.feed(place):
+            break
+        released += read.release().text
+    assert released + read.finish(matched=matched is not None).text == text == read.text
+    assert (matched is None) == (text == output)
+
+
+class PieceDecoder:
+    """Token i is the i-th piece."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self._pieces = pieces
+
+    def feed(self, token: int) -> str:
+        return self._pieces[token]
+
+    def flush(self) -> str:
+        return ""
+
+
 TOOL = {"type": "function", "function": {"name": "get_time", "description": "", "parameters": {"type": "object"}}}
 TURNS = [
     {"role": "user", "content": "When?"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, localcontext
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal, Overflow, localcontext
 from typing import Any
 
 import numpy as np
@@ -107,8 +107,9 @@ def rotation_of(
 
 
 def power_of_e(exponents: Float32) -> Float32:
-    """e to the power of each exponent, computed in decimal and rounded to float32."""
-    with localcontext(_EXACT):
+    """e to the power of each exponent, computed in decimal and rounded to float32; infinity if it is too large."""
+    with localcontext(_EXACT) as context, np.errstate(over="ignore"):
+        context.traps[Overflow] = False
         return np.array([_float32(Decimal(float(x)).exp()) for x in exponents], np.float32)
 
 
@@ -131,13 +132,16 @@ def rotary(
     Raises:
         ConfigInvalid: a number is missing or out of range; the message names it.
     """
-    with localcontext(_EXACT):
+    with localcontext(_EXACT), np.errstate(over="ignore"):
         log_theta = _number(parameters, "rope_theta", above=1).ln()
         plain = [(-log_theta * 2 * i / dim).exp() for i in range(dim // 2)]
         frequencies, factor = KINDS[parameters.get("rope_type", "default")](parameters, plain, log_theta, context)
         if divisors:
             frequencies = [f / Decimal(d) for f, d in zip(frequencies, divisors, strict=True)]
-        return tuple(map(_float32, frequencies)), _float32(factor)
+        found = *map(_float32, frequencies), _float32(factor)
+    if not all(map(math.isfinite, found)):
+        raise ConfigInvalid(f"rope_parameters: {dict(parameters)!r:.200}: a factor is too small or too large")
+    return found[:-1], found[-1]
 
 
 def _default(parameters: Parameters, plain: Frequencies, log_theta: Decimal, context: int) -> Scaled:

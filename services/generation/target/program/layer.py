@@ -11,6 +11,7 @@ from services.generation.target.adapters import Adapter
 from services.generation.target.arrays import Float32
 from services.generation.target.config.layer_specs import ExpertsSpec, LayerInputsSpec, LayerSpec, ModuleSpec
 from services.generation.target.config.rope import decay_rates, inverse_root
+from services.generation.target.errors import WeightsInvalid
 from services.generation.target.family import CONVOLUTION, StateRule
 from services.generation.target.kernels.attention.layout import LANES
 from services.generation.target.kernels.storages import padded
@@ -167,11 +168,16 @@ def _state(rule: StateRule, prefix: str, read: Read) -> State:
     tensor = read(f"{prefix}{rule.convolution}.weight")
     tensor.check_finite()
     bias = vector(read, f"{prefix}{rule.convolution}.bias") if rule.biased else np.zeros(rule.convolved, np.float32)
-    shifts, rates, norm, *skips = (vector(read, f"{prefix}{name}.weight") for name in rule.vectors)
+    names = [f"{prefix}{name}.weight" for name in rule.vectors]
+    shifts, written, norm, *skips = (vector(read, name) for name in names)
+    rates = decay_rates(written, converted=rule.converted)
+    if not (np.isfinite(rates) & (rates >= 0)).all():
+        raise WeightsInvalid(
+            f"weights: {names[1]} gives a decay rate that is negative or infinite; download the file again or use "
+            "another model"
+        )
     weights = np.ascontiguousarray(tensor.values().T)
-    return State(
-        rule, weights, bias, shifts, decay_rates(rates, converted=rule.converted), norm, skips[0] if skips else None
-    )
+    return State(rule, weights, bias, shifts, rates, norm, skips[0] if skips else None)
 
 
 def _inputs(spec: LayerInputsSpec, prefix: str, read: Read, pack: Pack) -> LayerInputs:

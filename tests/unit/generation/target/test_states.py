@@ -15,7 +15,7 @@ from services.generation.target.arrays import Float32
 from services.generation.target.blocks import BLOCK, slot_of
 from services.generation.target.config.config import read_config
 from services.generation.target.cpu import CpuTarget
-from services.generation.target.errors import TargetError
+from services.generation.target.errors import TargetError, WeightsInvalid
 from services.generation.target.rows import Rows, RowsBuilder
 from services.generation.target.states import StateBook
 from services.generation.target.weights import check_weights, open_weights
@@ -221,3 +221,16 @@ def test_tensors_of_other_states_are_refused(
     (tmp_path / "m" / "config.json").write_text(json.dumps(document | change))
     with pytest.raises(TargetError, match=message):
         check_weights(open_weights(tmp_path / "m"), read_config(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("exponent", [89.0, 3e6, 1e30])
+def test_a_state_that_decays_infinitely_fast_is_refused(
+    folding: tuple[Path, Float32], exponent: float, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(folding[0], tmp_path / "m"))
+    tensors = load_file(model / "model.safetensors")
+    name = min(name for name in tensors if name.endswith("A_log"))
+    tensors[name][-1] = exponent
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(WeightsInvalid, match=name):
+        target_of(model)

@@ -101,7 +101,8 @@ def test_divisors_divide_before_anything_is_rounded() -> None:
     "change",
     [
         {"rope_theta": 0.0}, {"rope_theta": 1.0}, {"rope_theta": True}, {"rope_theta": "ten"}, {"factor": None},
-        {"factor": -1.0}, {"factor": float("nan")}, {"factor": float("inf")}, {"low_freq_factor": 0},
+        {"factor": -1.0}, {"factor": 1e-300}, {"factor": float("nan")}, {"factor": float("inf")},
+        {"low_freq_factor": 0},
     ],
     ids=str,
 )  # fmt: skip

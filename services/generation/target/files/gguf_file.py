@@ -322,6 +322,8 @@ def _check_text_alone(path: Path, names: Iterable[str]) -> None:
 def _check_places(path: Path, places: Mapping[str, TensorPlace], size: int) -> None:
     end = 0
     for name, place in sorted(places.items(), key=lambda item: item[1].offset):
+        if "{" in name or "}" in name:  # names of all experts' tensors are templates of transformers' names
+            raise WeightsInvalid(f"{path}: tensor {name!r:.80} has a brace in its name; the file is damaged")
         if place.offset < end:
             raise WeightsInvalid(f"{path}: tensor {name} overlaps another; the file is damaged")
         end = _end(path, name, place)

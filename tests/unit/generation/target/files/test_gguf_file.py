@@ -64,6 +64,9 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda t: t.update({"blk.2.ffn_up.weight": t["blk.0.ffn_up.weight"]}),
         r"model\.layers\.2\.mlp\.up_proj\.weight not known",
     ),
+    "a name that is a template": (
+        lambda t: t.update({"{}{x}.weight": (0, np.zeros((2, 2, 4), np.float32))}), r"tensor '\{\}\{x\}\.weight' has",
+    ),
     "a number with a leading zero": (lambda t: t.update({"blk.00.attn_q.weight": t[Q]}), r"blk\.00\.attn_q"),
     "a tensor under both names": (
         lambda t: t.update({"model.norm.weight": t["output_norm.weight"]}), "has two names",

@@ -296,7 +296,8 @@ def _stack(stacked: StackedExperts, entries: Mapping[str, Part], match: re.Match
     part, kind = entries[match[0]], match[3]
     scales = entries.get(match[0].removesuffix("_blocks") + "_scales")
     outer = part.shape[:-1]
-    if kind == "_blocks" and scales and part.shape == (*scales.shape, _PACKED) and len(outer) == 3:
+    in_bytes = scales and part.dtype == scales.dtype == "U8" and part.shape == (*scales.shape, _PACKED)
+    if kind == "_blocks" and scales and in_bytes and len(outer) == 3:
         return _Stack("MXFP4", (*outer[:-1], outer[-1] * _GROUP), partial(_mxfp4_rows, part, scales))
     if len(part.shape) == (2 if kind == "_bias" else 3) and kind in (None, "_bias") and part.dtype in _BYTES:
         transposed = stacked.transposed and kind is None
@@ -306,7 +307,7 @@ def _stack(stacked: StackedExperts, entries: Mapping[str, Part], match: re.Match
         )
     raise WeightsInvalid(
         f"{match[0]} has dtype {part.dtype} and shape {list(part.shape)}; expected all experts' matrices, biases, or "
-        "MXFP4 blocks with their scales: use the original model"
+        "MXFP4 blocks with their scales, all in U8: use the original model"
     )
 
 

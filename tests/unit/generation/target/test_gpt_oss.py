@@ -55,7 +55,10 @@ def test_storage_changes_no_bit(directories: tuple[Path, Path], tmp_path: Path) 
     assert_same_bits(logits_of(target_of(path), [1] * 40 + [50]), expected)
 
 
-FAULTS = {
+FAULTS: dict[str, tuple[str, int | type | None, str]] = {
+    "blocks of another type": (f"{EXPERTS}.down_proj_blocks", np.int32, r"down_proj_blocks has dtype I32"),
+    "blocks of another type of a byte": (f"{EXPERTS}.down_proj_blocks", np.int8, r"down_proj_blocks has dtype I8"),
+    "scales of another type": (f"{EXPERTS}.down_proj_scales", np.float32, r"down_proj_blocks .* scales, all in U8"),
     "an exponent that is no number": (f"{EXPERTS}.down_proj_scales", 255, "has a value that is infinite"),
     "scales that are missing": (f"{EXPERTS}.down_proj_scales", None, r"down_proj_blocks has .*; expected all experts'"),
     "blocks that are missing": (f"{EXPERTS}.down_proj_blocks", None, r"experts\.0\.down_proj\.weight.* missing"),
@@ -67,7 +70,9 @@ def test_what_is_wrong_is_named(fault: str, directories: tuple[Path, Path], tmp_
     name, value, message = FAULTS[fault]
     tensors = load_file(directories[0] / "model.safetensors")
     tensor = tensors.pop(name)
-    if value is not None:
+    if isinstance(value, type):
+        tensors[name] = tensor.astype(value)
+    elif value is not None:
         tensor.reshape(-1)[-1] = value
         tensors[name] = tensor
     for path in directories[0].iterdir():

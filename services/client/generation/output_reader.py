@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from services.client.generation.completion import Choice, Completion, Resolved
     from services.client.generation.request import Request
 
+_AUTHOR = "assistant"
+_HEADER = re.compile(rf"{_AUTHOR}(?:(?P<channel>analysis|commentary|final)(?! to=)|(?:analysis|commentary)?(?= to=))")
+_HEADERS = ("assistantanalysis to=", "assistantcommentary to=", "assistantfinal", "assistant to=")
+_HARMONY_MIDDLES = [channel + kind for channel in ("", "commentary", "analysis") for kind in ("json", "code", "")]
+"""Between a function's name and its arguments. The channel may precede the name, and the type may be missing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Thought:
@@ -23,13 +29,6 @@ class Thought:
 
 
 Part = Thought | Text | CallBegins | Arguments
-
-
-_AUTHOR = "assistant"
-_HEADER = re.compile(rf"{_AUTHOR}(?:(?P<channel>analysis|commentary|final)(?! to=)|(?:analysis|commentary)?(?= to=))")
-_HEADERS = ("assistantanalysis to=", "assistantcommentary to=", "assistantfinal", "assistant to=")
-_HARMONY_MIDDLES = [channel + kind for channel in ("", "commentary", "analysis") for kind in ("json", "code", "")]
-"""Between a function's name and its arguments. The channel may precede the name, and the type may be missing."""
 
 
 class ThoughtReader:

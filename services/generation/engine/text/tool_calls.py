@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
-Turns = list[dict[str, Any]]
+Turn = dict[str, Any]
+Turns = list[Turn]
 _Layout = TypeVar("_Layout")
 
 _NAMES = ("kolm_probe_first", "kolm_probe_second")
@@ -25,7 +26,8 @@ PROBE_TOOL = {
 THOUGHTS = "reasoning_content"
 """The name of a turn's thoughts in chat templates; for gpt-oss's template transformers adds `thinking`."""
 _USER = {"role": "user", "content": "Hello."}
-Turn = dict[str, Any]
+_CHANNEL_FIRST = " <|constrain|>json<|message|>"
+"""Between name and arguments if gpt-oss names the channel before the function."""
 _DESCRIPTION = """You can call functions. Each line describes one, as JSON:
 <tools>
 {tools}
@@ -77,8 +79,6 @@ PLAIN = ToolCallSyntax(
 """The syntax of Hermes and Qwen, for templates without tools."""
 HARMONY_CALLS = ToolCallSyntax(" to=functions.", "<|channel|>commentary json<|message|>", None, "")
 """gpt-oss's syntax. Its calls end with a token of their own."""
-_CHANNEL_FIRST = " <|constrain|>json<|message|>"
-"""Between name and arguments if gpt-oss names the channel before the function."""
 
 
 def learned_syntax(render: Callable[[Turns, bool], str]) -> ToolCallSyntax | None:

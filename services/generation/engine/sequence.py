@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from ledger.encoding.stream_digest import StreamDigest
@@ -69,6 +70,7 @@ class TextStream:
         self._undecided = 0  # characters at the end that may become the beginning of thoughts
         self._answer = 0  # where the answer begins, or its beginning is searched for
         self._searched = 0  # characters of _text
+        self._beginnings = [_Beginning(stop) for stop in stops]
         self._text = ""
         self._released = 0  # characters of _text
         self._tokens: deque[tuple[int, int]] = deque()  # tokens not yet released, each with the text length after it
@@ -83,8 +85,10 @@ class TextStream:
         A token that is not `visible` has no text (end of sequence, a stop id); without `search` stop strings do not
         count.
         """
-        start = len(self._text)
-        self._text += self._decoder.feed(token) if visible else ""
+        start, added = len(self._text), self._decoder.feed(token) if visible else ""
+        self._text += added
+        for each in self._beginnings:
+            each.read(added)
         self._tokens.append((token, len(self._text)))
         if start == len(self._text) or self._is_thought():
             return None
@@ -126,7 +130,8 @@ class TextStream:
 
     def release(self) -> Released:
         """Release everything that cannot become part of a stop string."""
-        return self._release(len(self._text) - max(self._open_suffix(), self._undecided))
+        held = max((each.size for each in self._beginnings), default=0)
+        return self._release(len(self._text) - max(held, self._undecided))
 
     def finish(self, *, matched: bool) -> Released:
         """Release the rest, with the decoder's rest unless a stop string was `matched`."""
@@ -143,15 +148,38 @@ class TextStream:
         text, self._released = self._text[self._released : end], end
         return Released(tuple(tokens), text)
 
-    def _open_suffix(self) -> int:
-        """Length of the longest end of the text that is the beginning of a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
-                if self._text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+
+class _Beginning:
+    """The longest beginning of a stop string, but not all of it, that a text ends with (Knuth, Morris and Pratt)."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop, self._borders = stop, _borders(stop)
+        self.size = 0
+
+    def read(self, text: str) -> None:
+        """Read the next characters of the text."""
+        stop, size = self._stop, self.size
+        if not size and stop[0] not in text:
+            return
+        for character in text:
+            while size and stop[size] != character:
+                size = self._borders[size - 1]
+            size += stop[size] == character
+            if size == len(stop):
+                size = self._borders[-1]
+        self.size = size
+
+
+@lru_cache(256)
+def _borders(stop: str) -> tuple[int, ...]:
+    """For each beginning of `stop`, the length of its longest end that is a beginning too, and not all of it."""
+    borders, size = [0], 0
+    for character in stop[1:]:
+        while size and stop[size] != character:
+            size = borders[size - 1]
+        size += stop[size] == character
+        borders.append(size)
+    return tuple(borders)
 
 
 class Sequence:

@@ -65,6 +65,9 @@ def test_releases_add_up_to_the_text_before_the_first_stop(letters: str, stops: 
             released = text.release()
             parts.append(released.text)
             tokens += released.token_ids
+            begun = (stop[:size] for stop in stops for size in range(len(stop)))
+            held = max((len(each) for each in begun if letters[:fed].endswith(each)), default=0)
+            assert sum(map(len, parts)) == fed - held
     released = text.finish(matched=matched)
     whole = "".join([*parts, released.text])
     ends = [letters[:end] for end in range(len(letters) + 1) if any(letters[:end].endswith(stop) for stop in stops)]

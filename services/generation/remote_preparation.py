@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from ledger.keys.envelope import Envelope, verified_signers
 from ledger.keys.signer import Signer
 from services.generation.drafting.heads import HeadKind
 from services.generation.drafting.method_spec import MethodSpec
-from services.generation.engine.request import EngineRequest, Grammar, InvalidRequest, SamplingParams, StructuredOutputs
-from services.generation.engine.text.grammar import check_size
+from services.generation.engine.request import EngineRequest, Grammar, SamplingParams, StructuredOutputs
+from services.generation.engine.text.grammar import check_size, checked_json
 from services.generation.engine.text.grammar_compiler import GrammarBudget
+from services.generation.engine.text.tenant_threads import REMOTE_THREADS, TenantThreads
 from services.generation.engine.text.tokenizer import TextCodec, Tokenizer
 from services.generation.preparation import trusted_keys
 from services.generation.remote.answer import UpstreamError
@@ -70,7 +72,7 @@ class PassedOn:
     """Passes constraints on to the other engine, which compiles them."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+        self._dialect, self._threads = dialect, TenantThreads(REMOTE_THREADS)
 
     async def compiled(
         self, source: StructuredOutputs, tenant: str = "", budget: GrammarBudget | None = None, sequences: int = 0
@@ -81,10 +83,9 @@ class PassedOn:
         check_size(source)
         asked = EngineRequest("", (), SamplingParams(structured_outputs=source))
         checked(self._dialect, asked)
-        try:
-            self._dialect.body(asked, "", None, stream=False)
-        except ValueError as error:
-            raise InvalidRequest("structured_outputs", f"is not JSON: {error}") from error
+        if source.kind == "json":  # sent as it is written
+            await self._threads.run(partial(checked_json, source), tenant)
+        self._dialect.body(asked, "", None, stream=False)
         return Grammar(source, 0, 0, compile=None)  # type: ignore[arg-type]  # only our own sequences read that
 
 

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import Raw
+
 from ledger.documents.engine_profile import DRAWS, MT19937
 from services.generation.engine.events import TokenLogprobs
 from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, StructuredOutputs
@@ -197,8 +199,8 @@ class Vllm:
         }  # fmt: skip
         source = params.structured_outputs
         if source is not None:
-            text = json.loads(source.text) if source.kind in ("json", "choice") else source.text or True
-            made["structured_outputs"] = {source.kind: text}
+            is_json = source.kind in ("json", "choice")
+            made["structured_outputs"] = {source.kind: _as_written(source.text) if is_json else source.text or True}
         return made
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
@@ -325,12 +327,21 @@ class LlamaServer:
         return None
 
 
+def _as_written(text: str) -> Raw:
+    """A JSON value with every digit. Raises InvalidRequest unless the text is one value, which cannot add others."""
+    try:
+        json.loads(text)
+        return Raw(text.encode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("structured_outputs", f"is not JSON: {error}") from error
+
+
 def _llama_constraint(source: StructuredOutputs | None) -> dict[str, Any]:
     match source:
         case None:
             return {}
         case StructuredOutputs("json", text):
-            return {"json_schema": json.loads(text)}
+            return {"json_schema": _as_written(text)}
         case StructuredOutputs("json_object"):
             return {"json_schema": {"type": "object"}}
         case StructuredOutputs("choice", text):

@@ -163,6 +163,19 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
         return {"type": "object"}
     if source.kind != "json":
         return None
+    schema = checked_json(source)
+    if schema is False:
+        raise InvalidRequest(field, "allows no output")
+    schema = {} if schema is True else schema
+    layout = schema.get("x-guidance", {})
+    if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, such as lenient, drop keywords
+        raise InvalidRequest(field, f"at /x-guidance: expected an object of {', '.join(sorted(JSON_LAYOUT))}")
+    return schema
+
+
+def checked_json(source: StructuredOutputs) -> Any:
+    """The schema of a JSON constraint, of any keywords. Raises InvalidRequest, also if it is nested too deep."""
+    field = field_of(source)
     try:
         schema = read_schema(source.text)
     except SchemaRefused as error:
@@ -173,12 +186,6 @@ def _schema(source: StructuredOutputs, field: str) -> Any:
         raise InvalidRequest(field, "expected a JSON schema: an object, true or false")
     if _depth(schema) > _DEEPEST:
         raise InvalidRequest(field, f"is nested deeper than {_DEEPEST} levels")
-    if schema is False:
-        raise InvalidRequest(field, "allows no output")
-    schema = {} if schema is True else schema
-    layout = schema.get("x-guidance", {})
-    if not isinstance(layout, dict) or layout.keys() - JSON_LAYOUT.keys():  # others, such as lenient, drop keywords
-        raise InvalidRequest(field, f"at /x-guidance: expected an object of {', '.join(sorted(JSON_LAYOUT))}")
     return schema
 
 

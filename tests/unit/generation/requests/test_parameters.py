@@ -5,6 +5,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from ledger.errors import FormatError
 from services.generation.engine.request import (
     EngineBusy,
     EngineRequest,
+    InvalidRequest,
     SamplingParams,
     StructuredOutputs,
     grammar_engine,
@@ -213,6 +215,26 @@ def test_what_only_python_reads_as_json_is_refused_by_its_field(odd: str) -> Non
     call = pb.ToolCall(id="1", name="get", arguments=f'{{"a": {odd}}}')
     with pytest.raises(InvalidArgument, match=r"messages.messages\[0\].tool_calls\[0\].arguments"):
         chat_turns([pb.Message(role="assistant", tool_calls=[call])])
+
+
+@pytest.mark.parametrize("kind", DIALECTS)
+@pytest.mark.parametrize("odd", ['"\\ud800"', "NaN", "1e999", "[" * 500 + "]" * 500, "0.10000000000000000000001"])
+async def test_a_schema_is_sent_to_another_engine_as_it_is_written_or_refused(kind: str, odd: str) -> None:
+    source, dialect = StructuredOutputs("json", f'{{"const": {odd}}}'), DIALECTS[kind]
+    asked = EngineRequest("r", (1,), SamplingParams(structured_outputs=source))
+    if not odd.startswith("0.1"):
+        with pytest.raises(InvalidRequest):
+            await PassedOn(dialect).compiled(source)
+        return
+    await PassedOn(dialect).compiled(source)
+    assert odd.encode() in msgspec.json.encode(dialect.body(asked, "m", None, stream=False))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama-server"])
+def test_a_text_of_several_values_adds_no_member_to_what_is_sent(kind: str) -> None:
+    asked = SamplingParams(structured_outputs=StructuredOutputs("json", '{}, "seed": 7'))
+    with pytest.raises(InvalidRequest):
+        DIALECTS[kind].body(EngineRequest("r", (1,), asked), "m", None, stream=False)
 
 
 def test_top_p_and_min_p_are_shares_of_what_the_temperature_leaves_at_llama_server_too() -> None:

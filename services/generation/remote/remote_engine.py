@@ -289,7 +289,10 @@ class RemoteEngine:
         try:
             async with asyncio.timeout(limit) as silence:
                 body, numbers = self._body(request, stream=True), numbers_of(request)
-                await upstream.answer(body, numbers, read, sequence.accept, new_connection=new_connection)
+                by_event = _method(request) != "off"  # another engine answers if this one breaks off before
+                await upstream.answer(
+                    body, numbers, read, sequence.accept, new_connection=new_connection, by_event=by_event
+                )
         except TimeoutError as error:
             raise UpstreamDown(f"{upstream.url} has sent no token for {limit:g} s") from error
         if sequence.answer.finish is not None and sequence.answer.counted not in (None, len(sequence.answer.ids)):

@@ -106,11 +106,13 @@ class Upstream:
         taken: Callable[[], None] = lambda: None,
         *,
         new_connection: bool = False,
+        by_event: bool = False,
     ) -> None:
         """Call `taken` when the engine has accepted the request, then `read` with each event.
 
         Cancelling it ends the request at the engine. `numbers`: the most tokens and log-probabilities of an event; a
-        longer event is an error. `new_connection`: not on a kept one, so that it is sent once.
+        longer event is an error. `new_connection`: not on a kept one, so that it is sent once. `by_event`: the first
+        event, and not the head of the stream, accepts the request.
 
         Raises InvalidRequest naming the field, EngineFull, EngineStopped, UpstreamDown, UpstreamError, and errors of
         `read`.
@@ -130,7 +132,7 @@ class Upstream:
                 _check_encoding(answer)
                 stream = _Stream(self._dialect, self.url, read, taken)
                 lines = _Lines(stream.event, most)
-                with stream.accepted(waits=self._dialect.refuses_by_event(body)):
+                with stream.accepted(waits=by_event or self._dialect.refuses_by_event(body)):
                     await answer.read(lines.feed)
                     lines.end()
         except ConnectionBroken as error:

@@ -106,7 +106,8 @@ class ForeignEngine:
         self._away: dict[str, object] = {}  # a mark of each method whose upstream may have been replaced
         self._speculates = SPECULATION
         self._reached = True  # whether the upstream that speculates answered when it was last asked
-        self._asking = {method: asyncio.Lock() for method in self._upstreams}
+        self._looks: dict[str, asyncio.Task[None]] = {}  # running, by method
+        self._recent: list[bytes] = []  # entries of profiles, the latest first
         self._ends = frozenset[int]()
         self._on_profile: Callable[[bytes], None] = lambda entry: None
         self.heads = HeadState()
@@ -126,6 +127,8 @@ class ForeignEngine:
     async def close(self) -> None:
         """Close all connections."""
         for upstream in self._upstreams.values():
+        for look in self._looks.values():
+            look.cancel()
             await upstream.close()
         if isinstance(tokenizer := getattr(self, "tokenizer", None), RemoteTokenizer):
             tokenizer.close()
@@ -277,9 +280,10 @@ class ForeignEngine:
     async def confirmed(self, method: str) -> str:
         """The profile of the upstream of a method. Raises UpstreamDown, UpstreamError."""
         if method in self._away:
-            async with self._asking[method]:
-                if method in self._away:
-                    await self._look(method)
+            await self._shared_look(method)
+        if begun and method in self._away:  # it has broken off since that look began
+            await self._shared_look(method)
+        begun = method in self._looks
         return self.identity.profile_cid
 
     async def follow(self) -> None:
@@ -288,7 +292,7 @@ class ForeignEngine:
             await asyncio.sleep(_LOOK_SECONDS)
             for method in self._upstreams:
                 try:
-                    await self._look(method)
+                    await self._shared_look(method)
                 except (UpstreamDown, UpstreamError) as error:
                     if method not in self._away:
                         _log.warning("checking the engine failed: %s", error)
@@ -298,6 +302,18 @@ class ForeignEngine:
         """Check one upstream. Raises UpstreamDown, UpstreamError."""
         mark = self._away.get(method)
         try:
+    async def _shared_look(self, method: str) -> None:
+        """Check one upstream, once for all who wait for it. Raises UpstreamDown, UpstreamError."""
+        if (look := self._looks.get(method)) is None:
+            look = self._looks[method] = asyncio.create_task(self._look(method))
+            look.add_done_callback(lambda done: self._looked(method, done))
+        await asyncio.shield(look)
+
+    def _looked(self, method: str, look: asyncio.Task[None]) -> None:
+        del self._looks[method]
+        if not look.cancelled():
+            look.exception()  # marks it as retrieved: the requests may have ended
+
             found, known = await self._described(method), self._abouts[method]
         except UpstreamDown:
             self._reach(method, reached=False)

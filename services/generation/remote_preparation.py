@@ -55,6 +55,7 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 900.0  # time for a large model to load
 _RETRY_SECONDS = 1.0
 _LOOK_SECONDS = 10.0  # poll interval of the upstreams' descriptions
+_MOST_RECENT = 16  # profiles whose entries are remembered: several versions behind one address answer in turns
 _SPARE = 8  # tokens of a context that requests leave free: engines end or refuse answers a few tokens before its end
 _ANY_TOKEN = 2**31  # the vocabulary's size if the engine does not report it
 
@@ -126,9 +127,9 @@ class ForeignEngine:
 
     async def close(self) -> None:
         """Close all connections."""
-        for upstream in self._upstreams.values():
         for look in self._looks.values():
             look.cancel()
+        for upstream in self._upstreams.values():
             await upstream.close()
         if isinstance(tokenizer := getattr(self, "tokenizer", None), RemoteTokenizer):
             tokenizer.close()
@@ -227,14 +228,17 @@ class ForeignEngine:
         )
 
     def _profiled(self, abouts: dict[str, About]) -> None:
-        """Update the identity from the upstreams' descriptions; an unchanged profile keeps its entry. Raises OSError,
-        LedgerError, and nothing changes, if a new entry cannot be signed or kept.
+        """Update the identity from the upstreams' descriptions; a profile that is unchanged, or that comes back, keeps
+        its entry. Raises OSError, LedgerError, and nothing changes, if a new entry cannot be signed or kept.
         """
         document, kept = self._document(abouts["off"], abouts.get(ENGINE)), self._folder / "engine-profile.json"
-        envelope = _kept(kept, document, self._key.public)
-        if envelope is None:
+        stored = kept.read_bytes() if kept.exists() else b""
+        known = (each for each in (stored, *self._recent) if _is_entry_of(each, document, self._key.public))
+        if (envelope := next(known, None)) is None:
             envelope = sign_document(document, self._key).to_bytes()
+        if envelope != stored:
             write_durably(kept, envelope)
+        self._recent = [envelope, *(each for each in self._recent if each != envelope)][:_MOST_RECENT]
         self._abouts, self.envelope, self._profile = abouts, envelope, document
         payload = Envelope.from_bytes(envelope).payload
         identity = self.identity
@@ -279,11 +283,11 @@ class ForeignEngine:
 
     async def confirmed(self, method: str) -> str:
         """The profile of the upstream of a method. Raises UpstreamDown, UpstreamError."""
+        begun = method in self._looks
         if method in self._away:
             await self._shared_look(method)
         if begun and method in self._away:  # it has broken off since that look began
             await self._shared_look(method)
-        begun = method in self._looks
         return self.identity.profile_cid
 
     async def follow(self) -> None:
@@ -298,10 +302,6 @@ class ForeignEngine:
                         _log.warning("checking the engine failed: %s", error)
                     self.away(method)
 
-    async def _look(self, method: str) -> None:
-        """Check one upstream. Raises UpstreamDown, UpstreamError."""
-        mark = self._away.get(method)
-        try:
     async def _shared_look(self, method: str) -> None:
         """Check one upstream, once for all who wait for it. Raises UpstreamDown, UpstreamError."""
         if (look := self._looks.get(method)) is None:
@@ -314,6 +314,10 @@ class ForeignEngine:
         if not look.cancelled():
             look.exception()  # marks it as retrieved: the requests may have ended
 
+    async def _look(self, method: str) -> None:
+        """Check one upstream. Raises UpstreamDown, UpstreamError."""
+        mark = self._away.get(method)
+        try:
             found, known = await self._described(method), self._abouts[method]
         except UpstreamDown:
             self._reach(method, reached=False)
@@ -385,14 +389,13 @@ def _named(found: About) -> str:
     return f"{found.version} with {found.model} {dict(found.flags)}"
 
 
-def _kept(path: Path, document: EngineProfile, key: PublicKey) -> bytes | None:
-    """The stored entry, if `key` has signed it, its profile is the same apart from the time, and is not dated ahead."""
+def _is_entry_of(data: bytes, document: EngineProfile, key: PublicKey) -> bool:
+    """Whether `key` has signed these bytes, and their profile is the same apart from the time, and not dated ahead."""
     try:
-        data = path.read_bytes()
         envelope = Envelope.from_bytes(data)
         known = EngineProfile.from_bytes(envelope.payload)
-    except (OSError, LedgerError):
-        return None
+    except LedgerError:
+        return False
     same = msgspec.structs.replace(known, issued_at=document.issued_at) == document
     same = same and ahead_of(known, moved(document.issued_at, MOST_SKEW_SECONDS)) is None
-    return data if same and verified_signers(envelope, [key]) else None
+    return same and bool(verified_signers(envelope, [key]))

@@ -304,15 +304,20 @@ async def _ledger(
     heads = HeadBoard(served.heads, link.about_heads, trusted, settings.halt_poll_seconds)
     erasures = Erasures(served.drafters, link.erasures, settings.halt_poll_seconds, prefixes)
     outbox.on_confirmed = lambda response: halts.noticed(response.halt_epoch)
-    tasks = [
+    tasks = {
         _task(outbox.drain()),
         _task(outbox.retry_ahead()),
         _task(halts.follow()),
         _task(heads.follow()),
         _task(erasures.follow()),
         _task(register((envelope, *served.entries), key, link, outbox, key_entry)),
-    ]
-    served.on_entry(lambda entry: tasks.append(_task(register((entry,), key, link, outbox))))
+    }
+
+    def on_entry(entry: bytes) -> None:
+        tasks.add(task := _task(register((entry,), key, link, outbox)))
+        task.add_done_callback(tasks.discard)
+
+    served.on_entry(on_entry)
     with suppress(TimeoutError, LedgerUnreachable):
         await asyncio.wait_for(asyncio.gather(halts.refresh(), heads.refresh()), _FIRST_LOOK_SECONDS)
     try:

@@ -386,6 +386,19 @@ async def test_a_new_version_is_a_new_profile_in_the_log_and_no_deviation(engine
     assert [profiles[each.profile_cid].version for each in (before, after)] == ["1.2.3", "1.3.0"]
 
 
+async def test_a_version_that_comes_back_has_its_profile(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_preparation, "_LOOK_SECONDS", 0.05)
+    await engines.start()
+    for version in ("1.3.0", "1.2.3", "1.4.0"):
+        engines.plain.version = engines.fast.version = version
+
+        async def is_served(version: str = version) -> bool:
+            return (await engines.receipt()).engine == f"vllm/{version}"
+
+        await until(is_served)
+    assert [each.version for each in (await engines.profiles(3)).values()] == ["1.2.3", "1.3.0", "1.4.0"]
+
+
 async def test_a_replaced_key_signs_the_profile_again(engines: Engines) -> None:
     deployment = engines.deployment
     await engines.start()

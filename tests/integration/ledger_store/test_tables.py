@@ -64,7 +64,7 @@ def test_postgresql_refuses_to_change_what_was_written(postgres_url: str) -> Non
 def test_a_cluster_that_was_made_without_a_locale_holds_a_log_too(postgres_cluster: Path, tmp_path: Path) -> None:
     at = url_of(postgres_cluster, "postgres")
     with database(at, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
-        ascii_only = "ENCODING 'SQL_ASCII' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        ascii_only = "ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'"
         connection.execute(text(f"CREATE DATABASE without_locale {ascii_only}"))
         try:
             url = url_of(postgres_cluster, "without_locale")

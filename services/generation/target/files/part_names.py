@@ -9,9 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-_NAME = re.compile(
-    r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.gguf|\.safetensors)", re.ASCII | re.IGNORECASE
-)
+_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>(?i:\.gguf|\.safetensors))", re.ASCII)
 SIDECAR = "mtp-"
 _QUANTISATION = re.compile(r"[-.](UD-)?(I?Q\d\w*|MXFP4\w*|BF16|F16|F32)$", re.ASCII | re.IGNORECASE)
 

@@ -9,7 +9,7 @@ import pytest
 from services.generation.target.config.config import read_config
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.gguf_file import GgufFile
-from services.generation.target.files.part_names import PartName
+from services.generation.target.files.part_names import PartName, sibling_paths
 from services.generation.target.identity import base_manifest, tokenizer_cid
 from services.generation.target.weights import checked_weights
 from tests.fakes.tiny_gguf import make_tiny_gguf
@@ -92,6 +92,8 @@ def test_a_part_under_another_name_is_refused(first: Path) -> None:
         GgufFile.open(renamed)
 
 
-def test_a_whole_model_may_be_named_as_the_only_part(tmp_path: Path) -> None:
-    path = make_tiny_gguf(tmp_path / "tiny.gguf").rename(tmp_path / "tiny-00001-of-00001.gguf")
+@pytest.mark.parametrize("name", ["tiny-00001-of-00001.gguf", "TINY-00001-of-00001.GGUF", "TINY-00001-OF-00001.gguf"])
+def test_a_whole_model_may_be_named_as_the_only_part(name: str, tmp_path: Path) -> None:
+    path = make_tiny_gguf(tmp_path / "tiny.gguf").rename(tmp_path / name)
     assert GgufFile.open(path).paths == (path,)
+    assert sibling_paths(path) == [path]

@@ -106,7 +106,8 @@ class PackedFolder:
                 if self.digests.digest(path) != _digest_in(path):
                     raise ValueError("its bytes have changed")
                 kept = _KeptWeights.open(path, identity)
-                os.utime(folder)
+                with suppress(OSError):  # a folder of another user, or of an image
+                    os.utime(folder)
                 _log.info("mapping the packed weights in %s", path)
                 return kept
             except OSError as error:

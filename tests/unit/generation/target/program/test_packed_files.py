@@ -97,6 +97,19 @@ def test_a_later_start_packs_nothing(folder: PackedFolder, monkeypatch: pytest.M
     assert (file.stat().st_mode & 0o777, folder.path.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_weights_in_a_folder_that_cannot_be_written_are_used(
+    folder: PackedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    start(folder)
+    packed = packings(monkeypatch)
+    monkeypatch.setattr(os, "utime", refused)
+    assert start(folder) == PACKED
+    assert packed == []
+
+
 @pytest.mark.parametrize(
     "source", ["families.py", "family.py", "config/config_document.py", "config/gguf_config.py", "program/packing.py"]
 )

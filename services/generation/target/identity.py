@@ -104,7 +104,7 @@ class FileDigests:
     def _known(self) -> dict[str, Any]:
         try:
             known = json.loads(self.cache.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return known if isinstance(known, dict) else {}
 

@@ -48,7 +48,7 @@ class KeptResults:
         try:
             found: dict[str, Any] = json.loads(self._path(target, threads).read_bytes())
             return found if found.pop("digest") == _digest(target, threads, found) else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def keep(self, target: Target, document: dict[str, Any]) -> None:

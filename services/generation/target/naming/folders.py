@@ -86,7 +86,7 @@ def is_whole(snapshot: Path) -> bool:
     try:
         index = json.loads((snapshot / "model.safetensors.index.json").read_bytes())
         weights = {str(name) for name in index["weight_map"].values()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         weights = {"model.safetensors"}
     tokenizer = any(os.path.isfile(snapshot / name) for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
     return tokenizer and all(os.path.isfile(snapshot / name) for name in ("config.json", *weights))

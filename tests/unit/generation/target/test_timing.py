@@ -33,7 +33,8 @@ def test_a_later_start_finds_the_timing_of_an_earlier_one(target: CpuTarget, tmp
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "[]", "null", "{", '{"passes": [[1, 0.5]], "key": 0.0, "seen": 0.0, "digest": ""}']
+    "text",
+    [None, "", "[]", "null", "{", "[" * 100_000, '{"passes": [[1, 0.5]], "key": 0.0, "seen": 0.0, "digest": ""}'],
 )
 def test_a_changed_or_damaged_file_is_timed_again(target: CpuTarget, tmp_path: Path, text: str | None) -> None:
     kept = KeptTimings(tmp_path)

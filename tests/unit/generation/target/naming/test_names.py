@@ -152,8 +152,10 @@ def test_a_configuration_alone_in_the_cache_is_no_model(folders: Path) -> None:
     (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
     for name in ("config.json", "tokenizer.json"):
         (snapshot / name).write_text("{}")
-    assert found_here() == []
-    with pytest.raises(ModelNotFound):
-        model_path("hf:maker/model")
+    for index in ("{}", "[" * 100_000):
+        (snapshot / "model.safetensors.index.json").write_text(index)
+        assert found_here() == []
+        with pytest.raises(ModelNotFound):
+            model_path("hf:maker/model")
     (snapshot / "model.safetensors").touch()
     assert model_path("hf:maker/model") == snapshot

@@ -25,6 +25,8 @@ PROBE_TOOL = {
 }
 THOUGHTS = "reasoning_content"
 """The name of a turn's thoughts in chat templates; for gpt-oss's template transformers adds `thinking`."""
+_CHANNEL_FIRST = " <|constrain|>json<|message|>"
+"""Between name and arguments if gpt-oss names the channel before the function."""
 _USER = {"role": "user", "content": "Hello."}
 _CHANNEL_FIRST = " <|constrain|>json<|message|>"
 """Between name and arguments if gpt-oss names the channel before the function."""

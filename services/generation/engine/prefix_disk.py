@@ -69,7 +69,7 @@ class PrefixFolder:
         self._path, self.most_bytes = path, most_bytes
         self._lock = threading.Lock()
         self._files: dict[str, _File] = {}
-        self._erased = 0  # ns, time of the last erasure
+        self.erasures = 0  # so far; clocks may be set back
         self.bytes = 0
         self.counts = Counter[str]()  # blocks and features: read, written, damaged, failed, dropped
         with tempfile.TemporaryFile(dir=path):
@@ -113,8 +113,10 @@ class PrefixFolder:
             self.count(outcome)
             _log.warning("dropping %s from the prefix cache: %s", self._path / key, why)
 
-    def write(self, key: str, data: bytes, used: int, made: int) -> None:
-        """Write `data`, made at `made`, unless there was an erasure since. Times are ns. Raises OSError."""
+    def write(self, key: str, data: bytes, used: int, made: int, erasures: int) -> None:
+        """Write `data`, made at `made` after so many `erasures`, unless there was one since. Times are ns. Raises
+        OSError.
+        """
         path, draft = self._path / key, self._path / f"{key}{_DRAFT}"
         size = _DIGEST + len(data)
         if size > self.most_bytes:
@@ -128,7 +130,7 @@ class PrefixFolder:
                 file.write(data)
             os.utime(draft, ns=(used, made))
             with self._lock:
-                if made > self._erased:
+                if erasures == self.erasures:
                     draft.replace(path)
                     self._add(key, _File(size, made, used))
                     self.counts["written"] += 1
@@ -146,7 +148,7 @@ class PrefixFolder:
         """
         last, own, spared = int(until * 1e9) + _SKEW, folder_of(tenant), {folder_of(each) for each in but}
         with self._lock:
-            self._erased = time.time_ns()
+            self.erasures += 1
             for key in [key for key, file in self._files.items() if file.written <= last]:
                 folder = key.partition("/")[0]
                 if folder == own if tenant is not None else folder not in spared:
@@ -276,13 +278,13 @@ class PrefixDisk:
         if sum(tuple(self._writing.values())) > _MOST_WAITING:
             self.folder.count("dropped")
             return
-        data = content()
+        erasures, data = self.folder.erasures, content()
         self._writing[key] = len(data)
-        self._writer.submit(self._write, key, data, used, time.time_ns())
+        self._writer.submit(self._write, key, data, used, time.time_ns(), erasures)
 
-    def _write(self, key: str, data: bytes, used: int, made: int) -> None:
+    def _write(self, key: str, data: bytes, used: int, made: int, erasures: int) -> None:
         try:
-            self.folder.write(key, data, used, made)
+            self.folder.write(key, data, used, made, erasures)
             self._complained = False
         except OSError as error:
             self.folder.count("failed")

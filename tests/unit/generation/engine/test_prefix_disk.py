@@ -251,14 +251,25 @@ def test_what_is_erased_is_gone_and_what_came_later_or_is_another_s_stays(tmp_pa
     assert folder.bytes == 0
 
 
-def test_what_was_made_before_an_erasure_is_not_written_after_it(tmp_path: Path) -> None:
-    folder = PrefixFolder(tmp_path, ROOM)
-    made = time.time_ns()
-    folder.erase(0.0, "a")
-    folder.write(f"{folder_of('b')}/{'0' * 64}", b"content", made, made)
+@pytest.mark.parametrize("step", [-3600, 0, 3600])  # of the clock meanwhile, in seconds
+def test_what_was_made_before_an_erasure_is_not_written_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    clock = [10**18]
+    monkeypatch.setattr(time, "time_ns", lambda: clock[0])
+    server = Server(tmp_path)
+    held = threading.Event()
+    server.disk._writer.submit(held.wait, 60.0)
+    server.ask(asked("r", PROMPT))
+    clock[0] += step * 10**9
+    server.folder.erase(0.0, "a")
+    held.set()
+    server.disk._writer.submit(int).result()
     assert not files(tmp_path)
-    folder.write(f"{folder_of('b')}/{'0' * 64}", b"content", made, time.time_ns() + 1)
-    assert len(files(tmp_path)) == 1
+    clock[0] -= step * 10**9
+    server.ask(asked("s", text(2 * BLOCK + 9, 4)))
+    server.stop()
+    assert len(files(tmp_path)) == 2
 
 
 def test_only_the_owner_reads_and_nothing_else_in_the_folder_is_touched(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from ledger.documents.audit import UNCHECKED, UNSTABLE
@@ -24,8 +25,12 @@ from services.generation.requests.resolution import Resolved
 _UNSTEADY = f"{UNSTABLE}: the engine gives two results without speculation"
 
 
-async def off_outcome(engine: Backend, request: EngineRequest) -> tuple[Outcome, Ticket] | str:
+async def off_outcome(
+    engine: Backend, request: EngineRequest, is_cancelled: Callable[[], bool]
+) -> tuple[Outcome, Ticket] | str:
     """The outcome of a request with speculation off, or the reason why it did not finish."""
+    if is_cancelled():  # before the engine has it
+        return "cancelled"
     try:
         off, ticket = await engine.complete(request)
     except EngineError as error:
@@ -34,7 +39,7 @@ async def off_outcome(engine: Backend, request: EngineRequest) -> tuple[Outcome,
 
 
 async def unproven(engine: Backend, resolved: Resolved, request: EngineRequest, served: Outcome, plain: Outcome,
-                   profile: EngineProfile) -> str | None:  # fmt: skip
+                   profile: EngineProfile, is_cancelled: Callable[[], bool]) -> str | None:  # fmt: skip
     """The reason why a difference from `plain`, the outcome of `request`, proves no fault of speculation: the engine
     differs from itself alone or under load, or rounding explains the difference. None if it is proven.
     """
@@ -43,8 +48,8 @@ async def unproven(engine: Backend, resolved: Resolved, request: EngineRequest, 
     reason = incomparable(profile, request.sampling, served.metrics.cached_prompt_tokens)
     if reason is not None:
         return f"{UNSTABLE}: {reason}"
-    alone = await off_outcome(engine, request)
-    beside = await asyncio.gather(*(off_outcome(engine, request) for _ in range(COPIES)))
+    alone = await off_outcome(engine, request, is_cancelled)
+    beside = await asyncio.gather(*(off_outcome(engine, request, is_cancelled) for _ in range(COPIES)))
     found = [plain]
     for each in (alone, *beside):
         if isinstance(each, str):

@@ -312,7 +312,7 @@ class Generation:
         if not run.resolved.verify_inline or run.cancelled or outcome.finish_reason not in ("stop", "length"):
             return NOT_CHECKED
         request = run.resolved.engine_request(run.engine_id, choice, off=True)  # the run's id, to be cancelled with it
-        first = await off_outcome(self._engine, request)
+        first = await off_outcome(self._engine, request, lambda: run.cancelled)
         if isinstance(first, str):
             return self._unanswered(run, f"{UNCHECKED}: {first}")
         off, off_ticket = first
@@ -321,7 +321,7 @@ class Generation:
             return Checked(True, replayed(off.metrics.decode_seconds, outcome.metrics) if alone else None)
         if run.resolved.engine is not None:
             profile = EngineProfile.from_document(self._identity.profile)
-            why = await unproven(self._engine, run.resolved, request, outcome, off, profile)
+            why = await unproven(self._engine, run.resolved, request, outcome, off, profile, lambda: run.cancelled)
             if why is not None:
                 return self._unanswered(run, why)
         await self._deviated(run.resolved, outcome)

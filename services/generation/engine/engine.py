@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from services.generation.engine.core import EngineCore
 from services.generation.engine.events import Chunk, Event, Finished, Outcome, Sink
@@ -211,10 +212,17 @@ class AsyncEngine:
 
         Do not cancel this call. Raises InvalidRequest, EngineFull, EngineStopped.
         """
+        tickets, taken = self._queued(requests, sink)
+        await taken
+        return tickets
+
+    def _queued(self, requests: Sequence[EngineRequest], sink: Sink) -> tuple[list[Ticket], asyncio.Future[None]]:
+        """The tickets of sequences that the engine has in its mail, before any later `cancel`; the future is done when
+        it has accepted or refused them. Raises EngineStopped.
+        """
         tickets = [Ticket(alone=not self._open and len(requests) == 1) for _ in requests]
         for other in self._open:
             other.alone = False
-        self._open.update(tickets)
         streams = {each.choice: _Stream(ticket, sink) for each, ticket in zip(requests, tickets, strict=True)}
 
         def held(event: Event) -> None:
@@ -223,13 +231,14 @@ class AsyncEngine:
             self._held[stream] = None
 
         taken: asyncio.Future[None] = self._loop.create_future()
-        try:
-            self._thread.submit_all(requests, held, lambda error: _call(self._loop, _settle, taken, error))
-            await taken
-        except BaseException:
+        self._thread.submit_all(requests, held, lambda error: _call(self._loop, _settle, taken, error))
+        self._open.update(tickets)
+        taken.add_done_callback(partial(self._refused, tickets))
+        return tickets, taken
+
+    def _refused(self, tickets: list[Ticket], taken: asyncio.Future[None]) -> None:
+        if taken.cancelled() or taken.exception() is not None:
             self._open.difference_update(tickets)
-            raise
-        return tickets
 
     def _hand_over(self) -> None:
         """Hand due events over to the event loop, in one call. Runs on the engine's thread."""
@@ -250,13 +259,13 @@ class AsyncEngine:
     async def complete(self, request: EngineRequest) -> tuple[Outcome, Ticket]:
         """Run one sequence to its end. A caller that is cancelled cancels it."""
         events: asyncio.Queue[Event] = asyncio.Queue()
-        submitted = asyncio.ensure_future(self.submit_all((request,), events.put_nowait))
+        (ticket,), taken = self._queued((request,), events.put_nowait)
         try:
-            (ticket,) = await asyncio.shield(submitted)
+            await asyncio.shield(taken)
             while not isinstance(event := await events.get(), Finished):
                 pass
         except asyncio.CancelledError:
-            submitted.add_done_callback(lambda _: self.cancel(request.request_id))
+            self.cancel(request.request_id)
             raise
         return event.outcome, ticket
 

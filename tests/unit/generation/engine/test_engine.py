@@ -244,6 +244,13 @@ async def test_none_is_queued_where_one_is_refused(running: Running, refused: ty
     assert (outcome.finish_reason, ticket.alone) == ("length", True)
 
 
+async def test_a_request_that_is_cancelled_in_the_turn_of_its_submission_ends(running: Running) -> None:
+    completing = asyncio.create_task(running.engine.complete(choices(1, max_tokens=4000)[0]))
+    asyncio.get_running_loop().call_soon(running.engine.cancel, choices(1)[0].request_id)
+    outcome, _ = await completing
+    assert outcome.finish_reason == "cancelled"
+
+
 async def test_the_events_of_a_pass_reach_the_loop_at_once(running: Running) -> None:
     running.every_pass_takes(0.03)
     events: asyncio.Queue[Event] = asyncio.Queue()

@@ -22,7 +22,7 @@ from services.generation.target.config.layer_specs import LayerSizes
 from services.generation.target.config.rope import Rotation, rotation_of
 from services.generation.target.errors import WeightsInvalid
 from services.generation.target.files.safetensors import FLOATS, INDEX, Part, floats, read_files, write_parts
-from services.generation.target.sizes import expected, fits
+from services.generation.target.sizes import LARGEST, expected, fits
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 _VERIFIER = ("verifier_norm.weight", "verifier_lm_head.weight")  # speculators' copies of the base, for training only
@@ -368,6 +368,9 @@ def published_sizes(kind: type[PretrainedConfig], members: Mapping[str, Any]) ->
     """A published config.json parsed by transformers, with its defaults, and its sizes by the names of heads'
     configurations; `check_sizes` checks them. Raises HeadConfigInvalid.
     """
+    for name in LARGEST.keys() & members.keys():  # transformers allocates lists of these lengths
+        if isinstance(members[name], int | float) and members[name] > LARGEST[name]:
+            raise HeadConfigInvalid(f"config.json: {name} is {members[name]!r:.80}; expected {expected(name)}")
     try:
         parsed: Any = kind(**{name: value for name, value in members.items() if name not in _NOT_SIZES})
         sizes = {name: getattr(parsed, _SIZES[name]) for name in _PUBLISHED}

@@ -189,6 +189,7 @@ def test_a_wrong_member_is_refused_by_its_name(
         ({"block_size": ...}, "block_size"),
         ({"target_layer_ids": [0.5]}, "target_layer_ids"),
         ({"model_type": "llama"}, "model_type"),
+        ({"num_hidden_layers": 2 * 10**9, "layer_types": ...}, "num_hidden_layers"),
         ({"markov_head_type": "rnn"}, "markov_head_type"),
         ({"use_sliding_window": True, "sliding_window": "x"}, "sliding_window"),
     ],

@@ -11,6 +11,7 @@ MOST_TAPS = 16  # of a short convolution: offsets of a row's inputs are on the s
 MOST_STATE_DIM = 512  # of a head that is folded into a state: four times the largest of published models
 STATE_LANES = 16  # columns of a state that are folded together; sizes of heads are multiples of it
 MOST_EXPERTS = 4096  # of a layer: eight times the most published; each is described before a weight is read
+MOST_EXPERTS_IN_ALL = 1 << 18  # of all layers: ten times the most published
 _MOST_LAYERS = 1 << 14  # also described before a weight is read
 _MOST_POSITIONS = (1 << 31) - 1  # positions and slots of rows are int32
 _MOST_WIDTH = 1 << 24  # thirty times the widest published; products of two such sizes fit an int64

@@ -17,7 +17,7 @@ from services.generation.target.architectures import ARCHITECTURES, MISSING, arc
 from services.generation.target.config.rope import NO_ROTATION, Rotation, rotation_of
 from services.generation.target.errors import ConfigInvalid, ModelNotFound, TargetError, UnsupportedArchitecture
 from services.generation.target.family import DELTA, MAMBA, Clamp, Experts, Family, HeadSizes, StateRule, Temperature
-from services.generation.target.sizes import LARGEST, STATE_LANES, expected, fits
+from services.generation.target.sizes import LARGEST, MOST_EXPERTS_IN_ALL, STATE_LANES, expected, fits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig  # a datastore is built without it
@@ -266,9 +266,15 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
         raise ConfigInvalid(
             f"{place}: {chosen} is {getattr(config, chosen)}; expected at most the {experts} that there are"
         )
+    layers = _sparse_layers(config, place)
+    if sum(layers) * experts > MOST_EXPERTS_IN_ALL:
+        raise ConfigInvalid(
+            f"{place}: {count} is {experts} in each of {sum(layers)} layers; supported: at most {MOST_EXPERTS_IN_ALL} "
+            "experts in all layers"
+        )
     return Experts(
         names=family.experts,
-        layers=_sparse_layers(config, place),
+        layers=layers,
         count=experts,
         chosen=getattr(config, chosen),
         size=getattr(config, size),

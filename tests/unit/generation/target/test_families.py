@@ -108,6 +108,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("phi3, longrope beyond", {"original_max_position_embeddings": 1}),
     ("mixtral", {"num_experts_per_tok": 5}),
     ("mixtral", {"num_local_experts": 10**12}),
+    ("mixtral", {"num_local_experts": 4096, "num_hidden_layers": 65}),
     ("gemma3", {"use_bidirectional_attention": True}),
     ("gemma2", {"final_logit_softcapping": -30.0}),
     ("granite", {"logits_scaling": 0.0}),

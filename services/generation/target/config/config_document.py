@@ -269,8 +269,8 @@ def experts(config: PreTrainedConfig, family: Family, place: str) -> Experts | N
     layers = _sparse_layers(config, place)
     if sum(layers) * experts > MOST_EXPERTS_IN_ALL:
         raise ConfigInvalid(
-            f"{place}: {count} is {experts} in each of {sum(layers)} layers; supported: at most {MOST_EXPERTS_IN_ALL} "
-            "experts in all layers"
+            f"{place}: num_hidden_layers: {sum(layers)} layers of {experts} experts; supported: at most "
+            f"{MOST_EXPERTS_IN_ALL} experts in all layers"
         )
     return Experts(
         names=family.experts,

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
+_LONG = 4096  # characters that are encoded in some milliseconds
 _BLANK = " \t\r\n\u2581"  # SentencePiece writes a space as U+2581
 _MARK = re.compile(r"<[^\s<>]+>|<[|\uff5c].*[|\uff5c]>|\[[/|@]?[^\W\d][^\s\[\]]*\]", re.DOTALL)
 """The shapes of templates' marks: `<think>`, `<|im_end|>`, DeepSeek's `<｜User｜>`, Mistral's `[/INST]`."""
@@ -24,6 +25,14 @@ _HTML = re.compile(
     "|textarea|tfoot|th|thead|title|tr|tt|u|ul|var|video)/?>"
 )
 """Tags that are text, though Gemma's vocabulary has tokens for them."""
+
+
+def encoded(tokenizer: FastTokenizer, text: str, *, add_special_tokens: bool) -> Encoding:
+    """The library's encoding. Its `encode` holds the interpreter's lock, for a second a MB, `encode_batch` does not."""
+    if len(text) < _LONG:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+    return encoding
 
 
 def is_markup(content: str, *, special: bool) -> bool:
@@ -129,7 +138,7 @@ class Markup:
         for mark in kept:
             pieces += [text[place : mark.start], self._names[mark.text]]
             place = mark.end
-        ids = list(self._renamed.encode("".join([*pieces, text[place:]]), add_special_tokens=False).ids)
+        ids = list(encoded(self._renamed, "".join([*pieces, text[place:]]), add_special_tokens=False).ids)
         found = [index for index in ids if index in self._texts and index != self._unknown]
         if found != [mark.token_id for mark in kept if mark.token_id != self._unknown]:
             raise ValueError(
@@ -138,7 +147,7 @@ class Markup:
         return ids
 
     def _encoded(self, text: str) -> Encoding:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return encoded(self._tokenizer, text, add_special_tokens=False)
 
     def _found(self, text: str, encoding: Encoding) -> list[Mark]:
         if self._texts.keys().isdisjoint(encoding.ids):

@@ -22,7 +22,7 @@ from services.generation.engine.request import ThoughtSyntax
 from services.generation.engine.text.conversation import Conversation, encode_conversation
 from services.generation.engine.text.gguf_tokenizer import gguf_tokenizer
 from services.generation.engine.text.infill import InfillMarks, infill_marks
-from services.generation.engine.text.markup import Markup
+from services.generation.engine.text.markup import Markup, encoded
 from services.generation.engine.text.thoughts import HARMONY, known_thoughts
 from services.generation.engine.text.token_bytes import token_bytes
 from services.generation.engine.text.tool_calls import (
@@ -42,6 +42,7 @@ _CONTEXT = 4
 """Tokens of the prompt before the first decoded token."""
 _ROLES = ("bos_token", "eos_token")
 """Special tokens of chat templates for which tokenizer classes in transformers have defaults."""
+_LONG = 4096  # tokens that are decoded in a millisecond
 _LONG_OPEN = 16  # tokens without text, of which the last ones decide: a character has at most four
 _TAIL = 8  # tokens at a prompt's end in which a thought may have begun
 _TODAY = datetime(2024, 7, 26, tzinfo=UTC)
@@ -153,11 +154,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt, with the special tokens that the tokenizer itself adds (a Llama's BOS)."""
-        return list(self._fast.encode(text).ids)
+        return list(encoded(self._fast, text, add_special_tokens=True).ids)
 
     def encode_output(self, text: str) -> list[int]:
         """Ids of a text as an output, without special tokens around it."""
-        return list(self._fast.encode(text, add_special_tokens=False).ids)
+        return list(encoded(self._fast, text, add_special_tokens=False).ids)
 
     def encode_plain(self, text: str) -> list[int]:
         """Ids of a text in which nothing is markup. Raises ValueError if the tokenizer cannot tell text from markup."""
@@ -279,11 +280,18 @@ class Tokenizer:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+        return self._decoded(token_ids, skip_special_tokens=True)
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """The text of all tokens, special tokens included."""
-        return str(self._fast.decode(list(token_ids), skip_special_tokens=False))
+        return self._decoded(token_ids, skip_special_tokens=False)
+
+    def _decoded(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text. The library's `decode` holds the interpreter's lock, that of batches does not."""
+        if len(token_ids) < _LONG:
+            return str(self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        (text,) = self._fast.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def bytes_of(self, token_id: int) -> bytes | None:
         """The bytes that a token adds to a text, empty if decoding omits it; None if they are not known."""

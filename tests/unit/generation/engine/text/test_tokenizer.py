@@ -1,6 +1,8 @@
 """Tokenizers, of directories and of GGUF files: ids, chat templates, text token by token."""
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -495,3 +497,23 @@ def test_a_sentence_piece_file_without_ids_of_special_tokens_has_the_usual_ones(
     first, last = (2, 1) if "<bos>" in names else (1, 2)
     assert read.backend_tokenizer.encode("a").ids[0] == first
     assert (read.bos_token, read.eos_token, read.unk_token) == (names[first], names[last], names[0])
+
+
+@pytest.mark.parametrize("work", ["encode", "encode_output", "encode_plain", "decode"])
+def test_a_long_text_leaves_the_interpreter_to_other_threads(tiny: Tokenizer, work: str) -> None:
+    text = "the ledger, é and <|end|> 7 漢 " * 30_000
+    given: Any = tiny.encode(text[:9000]) * 300 if work == "decode" else text
+    thread, turns = threading.Thread(target=getattr(tiny, work), args=(given,)), 0
+    thread.start()
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0)
+    assert turns > 100
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 9000])
+def test_a_long_text_has_the_library_s_ids(tiny: Tokenizer, size: int) -> None:
+    text = ("the ledger, é and <|end|> 7 漢 " * 400)[:size]
+    ids = tiny.fast.encode(text, add_special_tokens=False).ids
+    assert (tiny.encode(text), tiny.encode_output(text)) == (tiny.fast.encode(text).ids, ids)
+    assert tiny.decode_all(ids * 3) == tiny.fast.decode(ids * 3, skip_special_tokens=False)

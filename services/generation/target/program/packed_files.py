@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +286,6 @@ def _name(tensors: Sequence[StoredTensor]) -> str:
 
 @cache
 def _version() -> str:
-    """A digest of the code that determines the order and the bytes of packed weights."""
+    """A digest of the code that determines the order and the bytes of packed weights; gguf widens tensors."""
     sources = b"".join(path.read_bytes() for pattern in _SOURCES for path in sorted(_PACKAGE.glob(pattern)))
-    return hashlib.sha256(sources).hexdigest()[:16]
+    return hashlib.sha256(sources + version("gguf").encode()).hexdigest()[:16]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-
 from services.generation.engine.request import EngineFull
+from services.generation.engine.text.tenant_lines import TenantLines
 
 MOST_WAITING = 16  # grammars of one tenant: a burst on a server with one tenant
 _MOST_COUNTERS = 4096
@@ -21,13 +19,13 @@ class GrammarTurns:
     def __init__(self, most_waiting: int = MOST_WAITING) -> None:
         """`most_waiting`: of one tenant."""
         self._most_waiting, self._is_taken = most_waiting, False
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant; no line is empty
+        self._lines = TenantLines()
         self._seconds: dict[str, float] = {}
         self._floor = 0.0  # the count of the tenant that had the last turn
 
     async def take(self, tenant: str) -> None:
         """Wait for a turn, which lasts until `end`. Raises EngineFull if too many grammars of this tenant wait."""
-        if tenant not in self._lines:
+        if not self._lines.count(tenant):
             self._lift(tenant)
         if self._is_taken:
             await self._wait(tenant)
@@ -39,37 +37,20 @@ class GrammarTurns:
         self._pass_on()
 
     async def _wait(self, tenant: str) -> None:
-        line = self._lines.setdefault(tenant, deque())
-        if len(line) >= self._most_waiting:
-            waiting = f"{len(line)} constraints of yours wait to be compiled; send this one again later"
+        if (count := self._lines.count(tenant)) >= self._most_waiting:
+            waiting = f"{count} constraints of yours wait to be compiled; send this one again later"
             raise EngineFull("structured_outputs", waiting)
-        place = asyncio.get_running_loop().create_future()
-        line.append(place)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
-                self._pass_on()
-            else:
-                self._leave(tenant, place)
-            raise
+        await self._lines.wait(tenant, self._pass_on)
 
     def _pass_on(self) -> None:
         """Give the turn to the next waiting grammar, if there is one."""
-        self._is_taken = bool(self._lines)
-        if self._lines:
-            tenant = min(self._lines, key=lambda each: self._seconds[each])
-            place = self._lines[tenant][0]
-            self._leave(tenant, place)
-            place.set_result(None)
-
-    def _leave(self, tenant: str, place: asyncio.Future[None]) -> None:
-        self._lines[tenant].remove(place)
-        if not self._lines[tenant]:
-            del self._lines[tenant]
+        waiting = self._lines.tenants
+        self._is_taken = bool(waiting)
+        if waiting:
+            self._lines.admit(min(waiting, key=self._seconds.__getitem__))
 
     def _lift(self, tenant: str) -> None:
         if len(self._seconds) >= _MOST_COUNTERS:
-            self._seconds = {each: self._seconds[each] for each in self._lines}
-        lowest = min((self._seconds[each] for each in self._lines), default=self._floor)
+            self._seconds = {each: self._seconds[each] for each in self._lines.tenants}
+        lowest = min((self._seconds[each] for each in self._lines.tenants), default=self._floor)
         self._seconds[tenant] = max(self._seconds.get(tenant, 0.0), lowest)

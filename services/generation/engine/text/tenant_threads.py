@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any, TypeVar
+
+from services.generation.engine.text.tenant_lines import TenantLines
 
 REMOTE_THREADS = 32  # that wait for another engine's tokenizer
 
@@ -22,41 +24,27 @@ class TenantThreads:
     def __init__(self, count: int) -> None:
         self._pool, self._count = ThreadPoolExecutor(count, "texts"), count
         self._busy = Counter[str]()  # threads by tenant
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant; no line is empty
+        self._lines = TenantLines()
 
     async def run(self, work: Callable[[], _Made], tenant: str) -> _Made:
         """The result of `work` on a thread, which stays the tenant's until it is done, also if the caller leaves."""
-        place = asyncio.get_running_loop().create_future()
-        self._lines.setdefault(tenant, deque()).append(place)
-        self._pass_on()
-        try:
-            await place
-        except asyncio.CancelledError:
-            if place.cancelled():
-                self._leave(tenant, place)
-            else:
-                self._end(tenant)
-            raise
+        if self._has_thread_for(tenant):
+            self._busy[tenant] += 1
+        else:
+            await self._lines.wait(tenant, lambda: self._end(tenant))
         working = asyncio.get_running_loop().run_in_executor(self._pool, copy_context().run, work)
         working.add_done_callback(lambda done: self._end(tenant, done))
         return await asyncio.shield(working)
 
+    def _has_thread_for(self, tenant: str) -> bool:
+        return self._busy.total() < self._count and self._busy[tenant] < max(1, self._count // 2)
+
     def _pass_on(self) -> None:
         """Give free threads to waiting work."""
-        while self._busy.total() < self._count:
-            waiting = [each for each in self._lines if self._busy[each] < max(1, self._count // 2)]
-            if not waiting:
-                return
+        while waiting := [each for each in self._lines.tenants if self._has_thread_for(each)]:
             tenant = min(waiting, key=self._busy.__getitem__)
-            place = self._lines[tenant][0]
-            self._leave(tenant, place)
             self._busy[tenant] += 1
-            place.set_result(None)
-
-    def _leave(self, tenant: str, place: asyncio.Future[None]) -> None:
-        self._lines[tenant].remove(place)
-        if not self._lines[tenant]:
-            del self._lines[tenant]
+            self._lines.admit(tenant)
 
     def _end(self, tenant: str, done: asyncio.Future[Any] | None = None) -> None:
         if done is not None and not done.cancelled():

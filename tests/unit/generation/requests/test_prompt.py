@@ -104,6 +104,16 @@ async def test_a_tenant_leaves_threads_for_others() -> None:
     assert await threads.run(lambda: 7, "many") == 7
 
 
+async def test_a_thread_that_becomes_free_as_the_next_caller_leaves_goes_to_the_one_after() -> None:
+    threads, door = TenantThreads(1), threading.Event()
+    running, leaving, later = (asyncio.create_task(threads.run(door.wait, tenant)) for tenant in "aab")
+    await asyncio.sleep(0)
+    door.set()
+    threads._pool.submit(int).result(20)  # the loop hears of the first work's end in its next turn
+    asyncio.get_running_loop().call_soon(leaving.cancel)
+    assert await asyncio.wait_for(asyncio.gather(running, later), 20)
+
+
 @pytest.mark.parametrize(("name", "is_taken"), [("", False), ("a b", False), ("a" * 128, True), ("a" * 129, False)])
 def test_the_name_of_a_tool_has_1_to_128_characters(name: str, is_taken: bool) -> None:
     with nullcontext() if is_taken else pytest.raises(InvalidArgument, match=r"messages.tools\[0\].name"):

@@ -340,6 +340,19 @@ async def test_a_caller_that_leaves_gives_its_turn_away() -> None:
         await grammars.compiled(StructuredOutputs("regex", "4"))
 
 
+async def test_a_turn_that_ends_as_the_next_caller_leaves_goes_to_the_one_after() -> None:
+    turns = GrammarTurns()
+    await turns.take("a")
+    leaving, later = (asyncio.ensure_future(turns.take(tenant)) for tenant in "bc")
+    await asyncio.sleep(0)
+    leaving.cancel()
+    turns.end("a", 1.0)
+    await asyncio.wait_for(later, 20)
+    assert leaving.cancelled()
+    turns.end("c", 1.0)
+    assert not turns._is_taken
+
+
 class Ledger:
     """A budget that notes what it is charged, and refuses a tenant that has spent `limit`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +18,7 @@ from ledger.documents.halt import Halt, Resume
 from ledger.documents.key_entry import KeyEntry
 from ledger.documents.signed_document import Document, read_document
 from ledger.encoding.text_forms import encode_base64
-from ledger.errors import BundleTooLarge, ProofError
+from ledger.errors import BundleTooLarge, ContentDamaged, ProofError
 from ledger.keys.ed25519 import PublicKey
 from ledger.keys.note import Note
 from ledger.tree.checkpoint import Checkpoint
@@ -25,6 +26,8 @@ from ledger.tree.entry import Entry
 from ledger.tree.merkle import HashReader, consistency_proof, tree_root
 from ledger.tree.multiproof import multi_proof
 from ledger.tree.tile import TileHashes, TileReader
+
+_log = logging.getLogger(__name__)
 
 _ALWAYS = ("key", "halt", "resume", "head_publication", "head_withdrawal", "retention", "expiry", "engine_profile")
 
@@ -47,10 +50,10 @@ class Export:
     """The contents of a bundle to be made: the entries in [start, end) and the receipts at `indexes`.
 
     `checkpoint` is the signed note (with its cosignatures) of all proofs. `earlier` has older signed notes of the log,
-    `sizes` the sizes of older trees without a note whose roots are needed. `with_content` adds content that has not
-    been erased. With `tenant`, other tenants' content, retention policies and erasures stay out. `draft_heads` are
-    manifests by the hex of their digest. `policy` and `keys` are the exporter's; readers can compare them with their
-    own.
+    `sizes` the sizes of older trees without a note whose roots are needed. `with_content` adds content that is
+    neither erased nor damaged. With `tenant`, other tenants' content, retention policies and erasures stay out.
+    `draft_heads` are manifests by the hex of their digest. `policy` and `keys` are the exporter's; readers can compare
+    them with their own.
     """
 
     checkpoint: bytes
@@ -178,7 +181,7 @@ def _contents(source: BundleSource, chosen: Sequence[int], wanted: Export, most:
     """The lines of a file of content of at most so many bytes, and the number of first entries that they cover."""
     lines, size = list[bytes](), 0
     for place, index in enumerate(chosen):
-        content = source.content(index) if wanted.tenant is None or index in wanted.indexes else None
+        content = _content(source, index) if wanted.tenant is None or index in wanted.indexes else None
         if content is None:
             continue
         line = ContentLine.of(index, content).to_bytes()
@@ -191,6 +194,14 @@ def _contents(source: BundleSource, chosen: Sequence[int], wanted: Export, most:
             )
         lines.append(line)
     return lines, len(chosen)
+
+
+def _content(source: BundleSource, index: int) -> Content | None:
+    try:
+        return source.content(index)
+    except ContentDamaged as error:
+        _log.warning("exporting a bundle without a content: %s", error)
+        return None
 
 
 def _read(source: BundleSource, indexes: Sequence[int]) -> Sequence[bytes]:

@@ -59,7 +59,7 @@ def export(
         int | None, Option(min=0, max=options.MOST_ENTRIES, help="Only entries from this index on.")
     ] = None,
     end: Annotated[int | None, Option(min=0, max=options.MOST_ENTRIES, help="Only entries before this index.")] = None,
-    content: Annotated[bool, Option("--content", help="Include prompts and outputs that are not erased.")] = False,
+    content: Annotated[bool, Option("--content", help="Include prompts and outputs unless erased or damaged.")] = False,
     ledger: options.Ledger = options.LEDGER,
     registry: options.Registry = options.REGISTRY,
     json: options.Json = False,

@@ -1,7 +1,10 @@
 """Contents erased over the wire, by an operator, a tenant or a policy: its effect, its limits and its cost."""
 
 import asyncio
+import io
+import json
 import sqlite3
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -103,6 +106,10 @@ def test_a_damaged_content_costs_no_proof_and_can_be_erased(
     with pytest.raises(DataLoss, check=lambda error: error.reason == "CONTENT_DAMAGED"):
         _kept(auditor, 1)
     assert ledger.receipt(receipt_id(1)).content_state == "KEPT"
+    with auditor.export(include_content=True) as pieces, tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as bundle:
+        contents = bundle.extractfile("content/000000000000.jsonl")
+        assert contents is not None
+        assert [json.loads(line)["index"] for line in contents] == [0, 2]
     assert operator.erase(signed(erasure(1, 1))).index == 3
     assert (ledger.receipt(receipt_id(1)).content_state, _kept(auditor, 1)) == ("ERASED", False)
 

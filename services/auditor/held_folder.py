@@ -149,7 +149,7 @@ class HeldFolder:
         """The fold that `keep_fold` wrote, as JSON; None if it is missing or cannot be read."""
         try:
             return json.loads(self._fold.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def keep_fold(self, document: Any) -> None:
@@ -169,7 +169,7 @@ class HeldFolder:
         """The receipts that the process which holds the folder leaves to others."""
         try:
             return frozenset(map(int, json.loads(self._left.read_bytes())))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return frozenset()
 
     def _read(self, file: Path) -> bytes | None:
@@ -217,5 +217,5 @@ class HeldFolder:
         try:
             kept = json.loads((self._path / "attempts.json").read_bytes())
             return {int(index): int(count) for index, count in kept.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             return {}

@@ -410,6 +410,15 @@ def test_a_receipt_that_makes_its_examination_fail_is_given_up_and_stays_without
         assert [each.receipt_index for each in deployment.auditor(folder=folder).run_pass()] == [0]
 
 
+@pytest.mark.parametrize("damaged", ["[damaged", "[" * 100_000], ids=["cut off", "deep"])
+def test_damaged_files_of_a_folder_count_as_lost(tmp_path: Path, damaged: str) -> None:
+    for name in ("attempts.json", "fold.json"):
+        (tmp_path / name).write_text(damaged)
+    with HeldFolder(tmp_path) as folder:
+        (tmp_path / "left.json").write_text(damaged)
+        assert (folder.given_up, folder.kept_fold(), folder.left_by_holder()) == (frozenset(), None, frozenset())
+
+
 def test_files_that_cannot_be_deleted_are_an_error_of_the_folder_which_stays_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,7 @@ def _proof_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ValueError, InvalidArgument) as error:
+    except (ValueError, TypeError, RecursionError, InvalidArgument) as error:
         raise ProofError(f"the conversation cannot be read: {error}") from error
 
 
@@ -202,7 +202,7 @@ class _Chat:
 
 
 def _chat(sent: Sequence[Turn]) -> _Chat:
-    """Raises ValueError and InvalidArgument for a malformed conversation."""
+    """Raises ValueError, TypeError, RecursionError and InvalidArgument for a malformed conversation."""
     from services.generation.requests.prompt import chat_turns, read_tools
 
     messages = _messages(sent)
@@ -211,7 +211,7 @@ def _chat(sent: Sequence[Turn]) -> _Chat:
 
 
 def _messages(sent: Sequence[Turn]) -> pb.ChatMessages:
-    """The messages that were sent. Raises ValueError for malformed calls and tools."""
+    """The messages that were sent. Raises ValueError, TypeError and RecursionError for malformed calls and tools."""
     from kolm.generation.v1 import generation_pb2 as pb
 
     messages = pb.ChatMessages()

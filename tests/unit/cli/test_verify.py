@@ -165,3 +165,10 @@ def test_a_conversation_with_tools_is_compared_if_the_model_had_all_of_them(mode
     assert compared_texts(*served(model, told), sent_turns(chat), ANSWER, model).same is True
     untold = Tokenizer(model).encode_chat(turns)
     assert compared_texts(*served(model, untold), sent_turns(chat), ANSWER, model).same is None
+
+
+@pytest.mark.parametrize("member", ["tool_calls", "tools"])
+@pytest.mark.parametrize("text", ["5", "[5]", "[[1, 2, 3, 4]]", "[" * 100_000], ids=["5", "[5]", "numbers", "deep"])
+def test_malformed_calls_and_tools_cannot_be_read(model: Path, member: str, text: str) -> None:
+    with pytest.raises(ProofError):
+        compared(model, [{"role": "assistant", "content": "", member: text}])

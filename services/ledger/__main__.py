@@ -72,7 +72,6 @@ def opened_servicer(
         for file in (settings.vkey_file, settings.public_directory / "log.vkey"):
             keep_durably(file, f"{VerifierKey(settings.origin, key.public).to_text()}\n".encode(), mode=0o644)
         trusted = TrustedDirectory(settings.trusted_directory, retired=False, own=key).trusted()
-        every_key = TrustedDirectory(settings.trusted_directory, own=key).trusted()
     except (LedgerError, OSError) as error:
         raise CannotStart(f"cannot open the ledger in {settings.data_dir}: {reason(error)}") from error
     metrics = LedgerMetrics(registry)
@@ -83,11 +82,11 @@ def opened_servicer(
             guard = opened.enter_context(closing(SqlGuard.open(settings.guard)))
         except LedgerError as error:
             raise CannotStart(f"cannot open the ledger: {error}") from error
-        sequencer = opened.enter_context(closing(_sequencer(settings, store, guard, key, trusted, every_key, metrics)))
+        sequencer = opened.enter_context(closing(_sequencer(settings, store, guard, key, trusted, metrics)))
         reader = LedgerReader(store, sequencer.board)
         metrics.watch(sequencer, store)
         checkpoints = None if outside is None else outside.checkpoints(reader)
-        yield LedgerServicer(sequencer, reader, TileHashes(store), every_key, key, checkpoints)
+        yield LedgerServicer(sequencer, reader, TileHashes(store), trusted, key, checkpoints)
 
 
 def _refuse_replaced(store: SqlEntryStore, key: Signer) -> None:
@@ -103,10 +102,11 @@ def _refuse_replaced(store: SqlEntryStore, key: Signer) -> None:
 
 def _sequencer(
     settings: LedgerSettings, store: SqlEntryStore, guard: SqlGuard, key: Signer, trusted: TrustedKeys,
-    every_key: TrustedKeys, metrics: LedgerMetrics,
+    metrics: LedgerMetrics,
 ) -> Sequencer:  # fmt: skip
     try:
         _refuse_replaced(store, key)
+        every_key = TrustedDirectory(settings.trusted_directory, own=key).trusted()
         check_continuity(store, guard, every_key, settings.origin, settings.witnessed, new_guard=settings.new_guard)
         return Sequencer(
             store, key, trusted, settings.origin, guard=guard, queue_size=settings.queue_size,

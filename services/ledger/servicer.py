@@ -64,7 +64,6 @@ class LedgerServicer(LedgerServiceServicer):
         log_key: Signer,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        """`trusted` has the replaced keys too: bundles carry them, for the entries that they signed."""
         self._sequencer = sequencer
         self._reader = reader
         self._reads = LogReads(reader, hashes, log_key)

@@ -15,7 +15,6 @@ import pytest
 
 from ledger.documents.signed_document import open_document
 from ledger.keys.envelope import Envelope
-from ledger.keys.trusted_keys import RETIRED
 from ledger.tree.merkle import leaf_hash, verify_consistency, verify_inclusion
 from services.client.errors import DataLoss, DeadlineExceeded, InvalidArgument, NotFound
 from services.client.ledger.ledger import LedgerClient
@@ -26,7 +25,6 @@ from tests.integration.ledger_service.conftest import Serve
 from tests.integration.ledger_service.serving_ledger import serving_ledger
 from tests.unit.ledger.builders import (
     SCOPE,
-    STRANGER,
     TRUSTED,
     content,
     halt,
@@ -229,12 +227,6 @@ def test_a_bundle_that_no_verifier_would_read_is_refused(filled: LedgerClient, m
     with pytest.raises(InvalidArgument) as caught:
         list(filled.export())
     assert (caught.value.reason, caught.value.fields) == ("BUNDLE_TOO_LARGE", ("end_index",))
-
-
-def test_a_bundle_has_the_replaced_keys_too(settings: LedgerSettings, request: pytest.FixtureRequest) -> None:
-    STRANGER.publish(settings.trusted_directory / RETIRED)
-    ledger: LedgerClient = request.getfixturevalue("filled")
-    assert STRANGER.public.to_pem() in unpacked(ledger.export()).values()
 
 
 def test_receipts_come_with_what_is_needed_to_judge_them(filled: LedgerClient) -> None:

@@ -13,12 +13,10 @@ from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceStub
 from ledger.errors import FormatError
 from ledger.tree.entry import Entry
 from services.client.channel import OPTIONS, async_channel, call_metadata, endpoint
-from services.client.errors import Unauthenticated, decode_error, decode_status
+from services.client.errors import AlreadyExists, InvalidArgument, Unauthenticated, decode_error, decode_status
 from services.client.identity import Metadata
 
 _SECONDS = 10.0
-_FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.OUT_OF_RANGE})
-_TOO_LARGE = "larger than max"  # gRPC's words for a message above the server's limit; a full queue has the same code
 
 _Answer = TypeVar("_Answer")
 
@@ -138,10 +136,7 @@ async def _answered(call: Awaitable[_Answer]) -> _Answer:
 
 
 def _failure(error: grpc.aio.AioRpcError) -> LedgerRefused | LedgerUnreachable:
-    if error.code() in _FINAL:
-        refused = decode_error(error)
+    refused = decode_error(error)
+    if isinstance(refused, InvalidArgument | AlreadyExists):
         return LedgerRefused(refused.reason, refused.message)
-    details = error.details() or ""
-    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
-        return LedgerRefused("MESSAGE_TOO_LARGE", f"{details}; raise --max-message of the ledger")
-    return LedgerUnreachable(f"{error.code().name}: {details}")
+    return LedgerUnreachable(f"{error.code().name}: {error.details() or ''}")

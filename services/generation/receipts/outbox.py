@@ -307,6 +307,8 @@ async def register(
                 hint = "add it to the ledger's trusted keys (`kolm trust add`)"
                 if error.reason == _CLOCK_AHEAD:
                     hint = "its entry is dated ahead of the ledger's clock: compare the clocks of the two machines"
+                elif error.reason == "MESSAGE_TOO_LARGE":
+                    hint = "raise the ledger's --max-message"
                 _log.error("retrying to register the key %s; %s: %s", key.key_id, hint, error)
             refused = True
             await asyncio.sleep(_REFUSED_PAUSE)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _AUTHOR = "assistant"
 _HEADER = re.compile(rf"{_AUTHOR}(?:(?P<channel>analysis|commentary|final)(?! to=)|(?:analysis|commentary)?(?= to=))")
 _HEADERS = ("assistantanalysis to=", "assistantcommentary to=", "assistantfinal", "assistant to=")
+_HARMONY_OPEN = " to=functions."
 _HARMONY_MIDDLES = [channel + kind for channel in ("", "commentary", "analysis") for kind in ("json", "code", "")]
 """Between a function's name and its arguments. The channel may precede the name, and the type may be missing."""
 
@@ -175,7 +176,7 @@ def output_reader(resolved: Resolved, request: Request) -> OutputReader | None:
     syntax = resolved.thoughts
     if resolved.tool_calls is not None and tools is not None:
         required = tools.choice == "required"
-        middles = _HARMONY_MIDDLES if syntax is not None and syntax.bare else ()
+        middles = _HARMONY_MIDDLES if resolved.tool_calls.open == _HARMONY_OPEN else ()
         calls = ToolCallReader(
             resolved.tool_calls, tools.names, anywhere=not held, calls_only=required, middles=middles
         )

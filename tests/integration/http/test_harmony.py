@@ -31,6 +31,7 @@ FINAL = "<|channel|>final<|message|>It is 4.<|return|>"
 ADDS = "An assistant adds: 2 + 2."
 CALL = '<|channel|>commentary json<|message|>{"a": 1}<|call|>'
 NATURAL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"a": 1}<|call|>'
+CHANNEL_FIRST = ' to=functions.look <|constrain|>json<|message|>{"a": 1}<|call|>'
 TOOL = {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
 
 
@@ -70,6 +71,8 @@ def tools(strict: bool, choice: str = "auto") -> dict[str, Any]:
         (tools(True), THOUGHT + NATURAL, ADDS, "", '{"a": 1}'),
         (tools(True), THOUGHT + " to=functions.look" + CALL, ADDS, "", '{"a": 1}'),
         (tools(False, "required"), " to=functions.look" + CALL, "", "", '{"a": 1}'),
+        (tools(False, "required"), CHANNEL_FIRST, "", "", '{"a": 1}'),
+        (tools(False) | {"response_format": {"type": "json_object"}}, CHANNEL_FIRST, "", "", '{"a": 1}'),
     ],
 )
 async def test_channels_are_thoughts_answers_and_calls(

@@ -272,9 +272,10 @@ CALLS = HARMONY_CALLS.without(["<|channel|>", "<|message|>"])
 CALL = ("look", '{"a": 1}')
 
 
-def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, str, str]:
-    """Thought, text, name and arguments."""
-    request = Request(messages=[Message("user", "x")], tools=Tools([Tool("look")]))
+def sorted_out(syntax: ThoughtSyntax | None, text: str, size: int) -> tuple[str, str, str, str]:
+    """Thought, text, name and arguments; without thoughts a call is required."""
+    tools = Tools([Tool("look")], choice="auto" if syntax else "required")
+    request = Request(messages=[Message("user", "x")], tools=tools)
     reader = output_reader(Mock(tool_calls=CALLS, thoughts=syntax), request)
     assert reader is not None
     parts = [part for at in range(0, len(text), size) for part in reader.feed(text[at : at + size])] + reader.end()
@@ -303,6 +304,8 @@ def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, s
         (HARMONY, ' to=functions.lookcommentary json{"a": 1}', ("", "", *CALL)),
         (HARMONY, 'commentaryI look.assistantcommentary to=functions.look json{"a": 1}', ("", "I look.", *CALL)),
         (HARMONY, "commentaryI look.assistantanalysisHm.assistantfinalYes.", ("Hm.", "I look.Yes.", "", "")),
+        (None, ' to=functions.lookcommentary json{"a": 1}', ("", "", *CALL)),
+        (None, ' to=functions.look json{"a": 1}', ("", "", *CALL)),
         (HARMONY, "analysisLook.assistantanalysisHm. assistantanalyses", ("Look.Hm. assistantanalyses", "", "", "")),
         (HARMONY, "analysisAn assistant", ("An assistant", "", "", "")),
         (HARMONY, "finalSay assistantfinal.", ("", "Say assistantfinal.", "", "")),
@@ -311,7 +314,7 @@ def sorted_out(syntax: ThoughtSyntax, text: str, size: int) -> tuple[str, str, s
     ],
 )
 def test_thoughts_are_separated_from_the_answer(
-    syntax: ThoughtSyntax, text: str, found: tuple[str, str, str, str], size: int
+    syntax: ThoughtSyntax | None, text: str, found: tuple[str, str, str, str], size: int
 ) -> None:
     assert sorted_out(syntax, text, size) == found
 

@@ -72,7 +72,8 @@ class StructuredOutputsPart(Part, frozen=True):
 
 class ThoughtsPart(Part, frozen=True):
     """The form of a thought at the beginning of an output: `open`, the thought, one of `closes`; without `open` if the
-    prompt has `begun` it.
+    prompt has `begun` it. In its place may be the channel of a closing `assistant` channel, in which no stop string
+    counts, either.
     """
 
     open: _StopString

@@ -22,6 +22,7 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
+_AUTHOR = "assistant"  # of gpt-oss's messages
 RequestKey = tuple[str, int]
 """A request's id and the number of the choice."""
 
@@ -182,6 +183,11 @@ class ThoughtSyntax:
     closes: tuple[str, ...]
     bare: str = ""
     begun: bool = False
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Beginnings of an output without a thought: closings without their author, which the prompt names."""
+        return tuple(close.removeprefix(_AUTHOR).strip() for close in self.closes if close.startswith(_AUTHOR))
 
     def is_open(self, text: str) -> bool:
         """Whether a text ends within a thought."""

@@ -59,7 +59,7 @@ class Released:
 
 class TextStream:
     """Holds back text that may become a stop string, across chunk borders; a token is released with its text. No stop
-    string counts within `thoughts`, or in the white space around them.
+    string counts within `thoughts`, in the head of an answer without them, or in the white space around either.
     """
 
     def __init__(self, decoder: TokenDecoder, stops: tuple[str, ...], thoughts: ThoughtSyntax | None = None) -> None:
@@ -67,6 +67,7 @@ class TextStream:
         self._stops = stops
         self._thoughts = thoughts  # None after them, and once it is known that there are none
         self._begun = thoughts is not None and thoughts.begun
+        self._closes = () if thoughts is None else thoughts.closes
         self._undecided = 0  # characters at the end that may become the beginning of thoughts
         self._answer = 0  # where the answer begins, or its beginning is searched for
         self._searched = 0  # characters of _text
@@ -105,14 +106,20 @@ class TextStream:
         if self._thoughts is None:
             return False
         if not self._begun:
-            bare, opened = self._text.lstrip(), self._thoughts.open
-            self._begun, is_undecided = bare.startswith(opened), opened.startswith(bare) and bare != opened
+            bare = self._text.lstrip()
+            begins = [self._thoughts.open, *self._thoughts.heads]
+            found = next((each for each in begins if bare.startswith(each)), None)
+            is_undecided = found is None and any(each.startswith(bare) for each in begins)
             self._undecided = len(self._text) if is_undecided else 0
-            if not self._begun:
+            if found is None:
                 self._thoughts = self._thoughts if is_undecided else None
                 return is_undecided
-            self._answer = len(self._text) - len(bare) + len(opened)
-        return self._is_open(self._thoughts.closes)
+            self._begun, self._answer = True, len(self._text) - len(bare)
+            if found == self._thoughts.open:
+                self._answer += len(found)
+            else:
+                self._closes = (found,)
+        return self._is_open(self._closes)
 
     def _is_open(self, closes: tuple[str, ...]) -> bool:
         """Whether a thought is not closed, or only white space follows it."""

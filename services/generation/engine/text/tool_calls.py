@@ -28,8 +28,6 @@ THOUGHTS = "reasoning_content"
 _CHANNEL_FIRST = " <|constrain|>json<|message|>"
 """Between name and arguments if gpt-oss names the channel before the function."""
 _USER = {"role": "user", "content": "Hello."}
-_CHANNEL_FIRST = " <|constrain|>json<|message|>"
-"""Between name and arguments if gpt-oss names the channel before the function."""
 _DESCRIPTION = """You can call functions. Each line describes one, as JSON:
 <tools>
 {tools}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from services.generation.engine.request import ThoughtSyntax
 from services.generation.engine.sequence import Released, TextStream
+from services.generation.engine.text.thoughts import HARMONY
 from services.generation.engine.text.tokenizer import Tokenizer
 from services.generation.engine.text.tool_calls import PLAIN, ToolCallSyntax
 from tests.fakes.drafters import LetterDecoder
@@ -118,14 +119,37 @@ def test_no_stop_string_counts_within_a_thought(output: str, text: str, size: in
         if not output.startswith("<t>"):
             return
         output, text = output.removeprefix("<t>"), text.removeprefix("<t>")
+    assert stopped(output, size, ("Q:", "\n\n"), replace(THOUGHTS, begun=begun)) == text
+
+
+def stopped(output: str, size: int, stops: tuple[str, ...], thoughts: ThoughtSyntax) -> str:
+    """The text of an output in pieces of `size` characters, up to its first stop string."""
     pieces = [output[at : at + size] for at in range(0, len(output), size)]
-    read, matched, released = TextStream(PieceDecoder(pieces), ("Q:", "\n\n"), replace(THOUGHTS, begun=begun)), None, ""
+    read, matched, released = TextStream(PieceDecoder(pieces), stops, thoughts), None, ""
     for place in range(len(pieces)):
         if matched := read.feed(place):
             break
         released += read.release().text
-    assert released + read.finish(matched=matched is not None).text == text == read.text
-    assert (matched is None) == (text == output)
+    released += read.finish(matched=matched is not None).text
+    assert (released, matched is None) == (read.text, read.text == output)
+    return released
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("finalYes, finally.", "finalYes, "),
+        ("final\n a final", "final\n a "),
+        ("commentaryI look, finally.", "commentaryI look, "),
+        ("analysisfinal?assistantfinalIt is final.", "analysisfinal?assistantfinalIt is "),
+        ("fin", "fin"),
+        ("finfinal", "fin"),
+        ("commentaries final", ""),
+    ],
+)
+def test_no_stop_string_counts_in_the_name_of_a_channel(output: str, text: str, size: int) -> None:
+    assert stopped(output, size, ("final", "comm"), HARMONY) == text
 
 
 class PieceDecoder:

@@ -1,8 +1,7 @@
-"""The SQLite database in which a verifier or a monitor keeps its state: one summary, and its own tables."""
+"""A connection to a database of SQLite, whose errors are StoreErrors: a verifier's temporary one, or a monitor's."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +12,6 @@ from ledger.errors import FormatError, StoreError
 
 class StateDatabase:
     """A connection whose errors are StoreErrors that name the state. Not thread-safe."""
-
-    SCHEMA = "CREATE TABLE IF NOT EXISTS summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);"
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         """`name` is the state's name in messages."""
@@ -37,12 +34,3 @@ class StateDatabase:
     def write(self, statement: str, *values: object) -> None:
         with self.errors():
             self.connection.execute(statement, values)
-
-    def summary(self) -> dict[str, Any] | None:
-        """The last saved summary; None in a new state."""
-        row = self.row("SELECT document FROM summary")
-        with self.errors():
-            return None if row is None else dict(json.loads(row[0]))
-
-    def save_summary(self, summary: dict[str, Any]) -> None:
-        self.write("INSERT OR REPLACE INTO summary VALUES (1, ?)", json.dumps(summary, separators=(",", ":")))

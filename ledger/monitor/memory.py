@@ -36,8 +36,8 @@ CREATE TABLE IF NOT EXISTS accusations
     (number INTEGER PRIMARY KEY, kind TEXT NOT NULL, older BLOB NOT NULL, newer BLOB NOT NULL, shown_root BLOB NOT NULL,
      proof BLOB NOT NULL, UNIQUE (kind, older, newer));
 CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS summary (only INTEGER PRIMARY KEY CHECK (only = 1), document TEXT NOT NULL);
 """
-    + StateDatabase.SCHEMA
     + SqliteVerdicts.SCHEMA
 )
 _MOST_ACCUSATIONS = 16
@@ -94,11 +94,14 @@ class MonitorMemory:
 
     def load(self) -> dict[str, Any] | None:
         """The last saved summary; None for a new log."""
-        return self._state.summary()
+        row = self._state.row("SELECT document FROM summary")
+        with self._state.errors():
+            return None if row is None else dict(json.loads(row[0]))
 
     def save(self, summary: dict[str, Any]) -> None:
         """Replace the summary, which is JSON."""
-        self._state.save_summary(summary)
+        document = json.dumps(summary, separators=(",", ":"))
+        self._state.write("INSERT OR REPLACE INTO summary VALUES (1, ?)", document)
 
     def receipt_id_at(self, index: int) -> str | None:
         row = self._state.row("SELECT receipt_id FROM receipts WHERE entry = ?", index)

@@ -23,7 +23,7 @@ class StateDatabase:
         """Convert errors of the database, and errors from damaged values in it, to StoreError."""
         try:
             yield
-        except (sqlite3.Error, OSError, FormatError, ValueError, TypeError, KeyError) as error:
+        except (sqlite3.Error, OSError, FormatError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise StoreError(f"{self._name} cannot be used: {error}") from error
 
     def row(self, query: str, *values: object) -> tuple[Any, ...] | None:

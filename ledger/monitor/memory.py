@@ -122,7 +122,7 @@ class MonitorMemory:
         """The newest of each tenant; no entry refers to another."""
         with self._state.errors():
             rows = self._state.connection.execute("SELECT entry, policy FROM retentions ORDER BY entry").fetchall()
-        return [(entry, Retention.from_document(json.loads(policy))) for entry, policy in rows]
+            return [(entry, Retention.from_document(json.loads(policy))) for entry, policy in rows]
 
     def knows(self, receipt_id: str) -> bool:
         return self._state.row("SELECT 1 FROM receipts WHERE receipt_id = ?", receipt_id) is not None
@@ -147,7 +147,8 @@ class MonitorMemory:
         """The scopes of the receipt at `index` (`halt_breach.scopes_in`)."""
         query = "SELECT scopes FROM served JOIN receipts ON served.number = receipts.served WHERE entry = ?"
         row = self._state.row(query, index)
-        return () if row is None else tuple(Scope.from_document(scope) for scope in json.loads(row[0]))
+        with self._state.errors():
+            return () if row is None else tuple(Scope.from_document(scope) for scope in json.loads(row[0]))
 
     def holds(self, digests: Iterable[bytes]) -> int:
         """The number of these `kept_digest`s that have a receipt."""

@@ -39,6 +39,7 @@ from tests.unit.ledger.builders import (
     publication,
     receipt,
     resume,
+    retention,
     verdict,
 )
 from tests.unit.ledger.monitor.listed_log import NOW, ListedLog, owed, told
@@ -236,6 +237,18 @@ def test_a_state_of_another_version_or_damaged_is_refused(memory: MonitorMemory)
         memory.save(wrong)
         with pytest.raises(StoreError):
             Monitor(memory, TRUSTED, Limits())
+
+
+@pytest.mark.parametrize("damaged", ["[", "[" * 100_000], ids=["cut off", "deep"])
+def test_a_damaged_value_is_an_error_of_the_state(memory: MonitorMemory, damaged: str) -> None:
+    memory.remember(0, receipt(0))
+    memory.remember(1, retention(1))
+    memory.save({})
+    reads = {"summary": memory.load, "retentions": memory.retentions, "served": lambda: memory.served_in(0)}
+    for (table, read), column in zip(reads.items(), ("document", "policy", "scopes"), strict=True):
+        memory._state.write(f"UPDATE {table} SET {column} = ?", damaged)
+        with pytest.raises(StoreError):
+            read()
 
 
 def test_a_batch_that_fails_leaves_nothing(memory: MonitorMemory) -> None:

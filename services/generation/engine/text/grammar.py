@@ -36,10 +36,18 @@ _LONGEST_MESSAGE = 400  # characters
 _MOST_GBNF_RULES = 1_000  # converting takes quadratic time
 _GBNF_RULE = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
-_JSON = re.compile(r"%json\s*")
+_LARK = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*+"?          # a string; here and below, the compiler refuses one without an end
+    | (?:\#|//)[^\n]*            # a comment
+    | <[^<>]*+>?                 # a special token
+    | (?P<regex>/(?:\\.|[^/\\])++/?)
+    | (?P<json>%json\s*)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 _LARK_PLACE = re.compile(r"\Aat \d+\(\d+\): (failed to compile JSON schema: )?")
 _EXCERPT = re.compile(r"\n *\d+ \| ")
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 
 
 def grammar_text(source: StructuredOutputs) -> str:
@@ -93,7 +101,7 @@ def check_size(source: StructuredOutputs) -> None:
 def _check_joined(source: StructuredOutputs, schemas: list[Any], field: str) -> None:
     count, remainders = (max(map(most, schemas), default=0) for most in (_joined, _remainders))
     if source.kind == "grammar":
-        count = max(count, _QUOTED.sub("", source.text).count("&"))
+        count = max(count, _LARK.sub(lambda found: found["regex"] or "", source.text).count("&"))
     if count > _MOST_JOINED:
         raise InvalidRequest(field, f"joins {count} patterns (allOf, $ref, &), at most {_MOST_JOINED} are taken")
     if remainders > _MOST_REMAINDERS:
@@ -131,8 +139,10 @@ def _embedded(grammar: str) -> Iterator[tuple[int, Any, int]]:
     which refuses it.
     """
     decoder, end = SchemaDecoder(), 0
-    while found := _JSON.search(grammar, end):
+    while found := _LARK.search(grammar, end):
         end = found.end()
+        if found["json"] is None:
+            continue
         with suppress(ValueError):
             schema, end = decoder.raw_decode(grammar, found.end())
             yield found.end(), schema, end

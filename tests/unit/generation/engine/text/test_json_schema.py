@@ -228,6 +228,27 @@ def test_a_number_within_a_grammar_is_refused_by_its_path() -> None:
     assert allows(grammar.replace("993", "992"), 'id: {"id": 9007199254740992}', "grammar")
 
 
+@pytest.mark.parametrize(
+    ("grammar", "output"),
+    [
+        ('start: "%json {}"', "%json {}"),
+        ('start: "a" // %json {"const": 1}', "a"),
+        ('start: "a" # don\'t "%json {}', "a"),
+        (r'start: "\"%json {}"', '"%json {}'),
+        ('start: /"/ x\nx: %json {"const": "a"}', '""a"'),
+    ],
+)
+def test_a_schema_within_a_literal_or_a_comment_is_text(grammar: str, output: str) -> None:
+    assert allows(grammar, output, "grammar")
+
+
+@pytest.mark.parametrize("before", ['/"/', '<\x1c">', '"\\\\"', '//"\nX: '])
+def test_no_literal_hides_the_bounds_of_what_follows_it(before: str) -> None:
+    joined = " & ".join(f"/.*a{n}.*/" for n in range(18))
+    assert "at most 16" in refusal(f'start: X\nX: {before} {joined} /"/', "grammar")
+    assert "/divisibleBy" in refusal(f'start: {before} %json {{"divisibleBy": 2}} "', "grammar")
+
+
 def test_numbers_that_constrain_nothing_may_be_of_any_size() -> None:
     told = {"default": BIG, "examples": [BIG], "description": "big", "x-most": 2**64}
     assert allows(told | {"type": "integer"}, "7")

@@ -313,7 +313,8 @@ def _make_reproducible(template: str) -> None:
 def _strftime_now(form: str) -> str:
     """`_TODAY` as `strftime` writes it; the C library takes %s, the seconds since 1970, for local time."""
     seconds = str(int(_TODAY.timestamp()))
-    return _TODAY.strftime(re.sub(r"%(%|[-_0^#EO]*s)", lambda found: found[0] if found[1] == "%" else seconds, form))
+    directive = r"%[-_0^#+]*\d*[EO]*([%s])"
+    return _TODAY.strftime(re.sub(directive, lambda found: seconds if found[1] == "s" else found[0], form))
 
 
 def _folder_tokenizer(path: Path) -> PreTrainedTokenizerFast:

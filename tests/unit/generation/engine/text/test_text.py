@@ -277,6 +277,7 @@ def test_without_tools_and_calls_a_conversation_is_as_ever(saved: Path) -> None:
     ("written", "text"),
     [
         ("strftime_now('%d %b %Y, %A %H:%M:%S %s %%s')", "26 Jul 2024, Friday 00:00:00 1721952000 %s"),
+        ("strftime_now('%5s %+3Es %-4%s')", "1721952000 1721952000    %s"),
         ("strftime_now('%c %Z')", "Fri Jul 26 00:00:00 2024 UTC"),
         ("['one', 'two'] | random", None),
         ("lipsum()", None),

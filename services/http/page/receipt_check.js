@@ -13,18 +13,33 @@ export function readReceipt(text) {
 }
 
 // What surrounds the thoughts of an output, as `thoughts.py` has it; the front leaves it out, with the blanks around it.
-const OPENINGS = ["", "<think>", "<seed:think>", "[THINK]", "analysis", "final"];
-const CLOSINGS = ["", "</think>", "</seed:think>", "[/THINK]", "assistantfinal", "assistantcommentary", "assistant"];
-const joined = (thoughts) => thoughts.trim().replace(/\s*assistantanalysis\s*/g, "");
+const OPENINGS = ["", "<think>", "<seed:think>", "[THINK]"];
+const CLOSINGS = ["", "</think>", "</seed:think>", "[/THINK]"];
+// A message of gpt-oss with the name of its channel. All after `final` is the answer.
+const MESSAGE = /assistant(?:(analysis|commentary)([^]*?)(?=assistant(?:analysis|commentary|final)|$)|final([^]*))/g;
 
 // Whether an output is these thoughts and this answer, and nothing else.
-export function consistsOf(output, { thoughts, text }) {
+export function consistsOf(output, answer) {
+  return isTagged(output, answer) || isInChannels(output, answer);
+}
+
+function isTagged(output, { thoughts, text }) {
   if (!output.endsWith(text)) return false;
   const rest = output.slice(0, output.length - text.length).trim();
   const isBetween = (opening, closing) =>
     rest.startsWith(opening) && rest.endsWith(closing) && rest.length >= opening.length + closing.length &&
-    joined(rest.slice(opening.length, rest.length - closing.length)) === joined(thoughts);
+    rest.slice(opening.length, rest.length - closing.length).trim() === thoughts.trim();
   return OPENINGS.some((opening) => CLOSINGS.some((closing) => isBetween(opening, closing)));
+}
+
+function isInChannels(output, { thoughts, text }) {
+  const found = { analysis: "", commentary: "" };
+  const rest = `assistant${output}`.replace(MESSAGE, (all, channel, message, answer) => {
+    if (channel) found[channel] += message.trim();
+    else found.commentary += answer.trimStart();
+    return "";
+  });
+  return rest === "" && found.analysis === thoughts.trim() && found.commentary.trim() === text.trim();
 }
 
 // `turns` were sent, `answer` came back (thoughts and text), `keys` (base64) sign receipts, some of them within `scopes`. Throws an Error that says what does not hold,

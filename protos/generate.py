@@ -2,7 +2,8 @@
 
     python protos/generate.py [OUTPUT]
 
-The result is committed; tests/unit/protos proves it fresh. Versions of protoc and plugins come from constraints.txt.
+The result is committed; tests/unit/docs/test_pages.py proves it fresh. Versions of protoc and plugins come from
+constraints.txt.
 """
 
 from __future__ import annotations

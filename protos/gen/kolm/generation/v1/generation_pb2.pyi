@@ -714,7 +714,9 @@ class Resolved(_message.Message):
 
     @_builtins.property
     def thought_syntax(self) -> Global___ThoughtSyntax:
-        """Syntax of thoughts in the output's text; absent if the model writes none or the prompt is not a conversation."""
+        """Syntax of thoughts in the output's text; absent if the model writes none or the prompt is not a conversation, and if words
+        of the answer could be taken for its marks: under some constraints, with required tools, or in a continued turn.
+        """
 
     def __init__(
         self,

@@ -95,7 +95,9 @@ class SamplingParams(_message.Message):
     """Keep generating past the end-of-sequence token. Default false."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Strings that end a choice; the matched one is not part of the text. At most 16, each 1 to 256 characters."""
+        """Strings that end a choice; the matched one is not part of the text. At most 16, each 1 to 256 characters. They do not
+        count within the thoughts of a chat's answer (Resolved.thought_syntax), except where another engine decodes.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

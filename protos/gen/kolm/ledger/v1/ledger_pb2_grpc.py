@@ -157,7 +157,8 @@ class LedgerServiceServicer:
 
     def GetReceipt(self, request, context):
         """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-        auditors and its own tenant, its content.
+        auditors and its own tenant, its content. DATA_LOSS, reason CONTENT_DAMAGED, if the content is asked for and its sealed
+        bytes do not open: the receipt can still be read without it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,7 +248,8 @@ class LedgerServiceServicer:
 
     def ExportBundle(self, request, context):
         """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-        that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
+        that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain. Erased and
+        damaged contents are left out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

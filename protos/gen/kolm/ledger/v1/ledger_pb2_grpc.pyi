@@ -54,7 +54,8 @@ class LedgerServiceStub:
     """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
     GetReceipt: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]
     """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-    auditors and its own tenant, its content.
+    auditors and its own tenant, its content. DATA_LOSS, reason CONTENT_DAMAGED, if the content is asked for and its sealed
+    bytes do not open: the receipt can still be read without it.
     """
     ListReceipts: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
@@ -89,7 +90,8 @@ class LedgerServiceStub:
     """
     ExportBundle: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]
     """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-    that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
+    that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain. Erased and
+    damaged contents are left out.
     """
 
 @_typing.type_check_only
@@ -118,7 +120,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """GetEntry returns one leaf, proven against the newest signed checkpoint. NOT_FOUND past the end."""
     GetReceipt: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetReceiptRequest, _ledger_pb2.GetReceiptResponse]  # type: ignore[assignment]
     """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-    auditors and its own tenant, its content.
+    auditors and its own tenant, its content. DATA_LOSS, reason CONTENT_DAMAGED, if the content is asked for and its sealed
+    bytes do not open: the receipt can still be read without it.
     """
     ListReceipts: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListReceiptsRequest, _ledger_pb2.ListReceiptsResponse]  # type: ignore[assignment]
     """ListReceipts pages through receipts, oldest first (AIP-158). Every page is proven against a signed checkpoint and, on
@@ -153,7 +156,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     ExportBundle: _aio.UnaryStreamMultiCallable[_ledger_pb2.ExportBundleRequest, _ledger_pb2.ExportBundleResponse]  # type: ignore[assignment]
     """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-    that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
+    that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain. Erased and
+    damaged contents are left out.
     """
 
 class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -203,7 +207,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetReceiptResponse, _abc.Awaitable[_ledger_pb2.GetReceiptResponse]]:
         """GetReceipt finds a receipt by id, proven against the newest signed checkpoint, with the verdicts on it and, for
-        auditors and its own tenant, its content.
+        auditors and its own tenant, its content. DATA_LOSS, reason CONTENT_DAMAGED, if the content is asked for and its sealed
+        bytes do not open: the receipt can still be read without it.
         """
 
     @_abc_1.abstractmethod
@@ -310,7 +315,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.ExportBundleResponse], _abc.AsyncIterator[_ledger_pb2.ExportBundleResponse]]:
         """ExportBundle sends a bundle that `kolm verify` checks offline, a .tar.gz in pieces. NOT_FOUND for a receipt or a range
-        that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain.
+        that the log does not hold; INVALID_ARGUMENT, reason BUNDLE_TOO_LARGE, for more than a bundle may contain. Erased and
+        damaged contents are left out.
         """
 
 def add_LedgerServiceServicer_to_server(servicer: LedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

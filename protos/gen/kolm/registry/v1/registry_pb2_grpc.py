@@ -126,13 +126,15 @@ class RegistryServiceServicer:
     def WithdrawHead(self, request, context):
         """WithdrawHead withdraws a head for good, under all of its names. Withdrawing it again returns the first withdrawal. The
         head's first publisher or an operator has to sign; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for other signers.
+        INVALID_ARGUMENT with reason BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecordKScore(self, request, context):
-        """RecordKScore keeps a signed measurement. The same envelope again returns the same record.
+        """RecordKScore keeps a signed measurement. The same envelope again returns the same record. INVALID_ARGUMENT
+        and UNAVAILABLE with the reasons of WithdrawHead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

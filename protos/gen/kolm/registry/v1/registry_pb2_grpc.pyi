@@ -57,9 +57,12 @@ class RegistryServiceStub:
     WithdrawHead: _grpc.UnaryUnaryMultiCallable[_registry_pb2.WithdrawHeadRequest, _registry_pb2.WithdrawHeadResponse]
     """WithdrawHead withdraws a head for good, under all of its names. Withdrawing it again returns the first withdrawal. The
     head's first publisher or an operator has to sign; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for other signers.
+    INVALID_ARGUMENT with reason BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     RecordKScore: _grpc.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]
-    """RecordKScore keeps a signed measurement. The same envelope again returns the same record."""
+    """RecordKScore keeps a signed measurement. The same envelope again returns the same record. INVALID_ARGUMENT
+    and UNAVAILABLE with the reasons of WithdrawHead.
+    """
     FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]
     """FindMissingBlobs returns which of the given blobs the registry lacks, and the size of each interrupted upload."""
     UploadBlob: _grpc.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]
@@ -102,9 +105,12 @@ class RegistryServiceAsyncStub(RegistryServiceStub):
     WithdrawHead: _aio.UnaryUnaryMultiCallable[_registry_pb2.WithdrawHeadRequest, _registry_pb2.WithdrawHeadResponse]  # type: ignore[assignment]
     """WithdrawHead withdraws a head for good, under all of its names. Withdrawing it again returns the first withdrawal. The
     head's first publisher or an operator has to sign; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for other signers.
+    INVALID_ARGUMENT with reason BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
     """
     RecordKScore: _aio.UnaryUnaryMultiCallable[_registry_pb2.RecordKScoreRequest, _registry_pb2.RecordKScoreResponse]  # type: ignore[assignment]
-    """RecordKScore keeps a signed measurement. The same envelope again returns the same record."""
+    """RecordKScore keeps a signed measurement. The same envelope again returns the same record. INVALID_ARGUMENT
+    and UNAVAILABLE with the reasons of WithdrawHead.
+    """
     FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_registry_pb2.FindMissingBlobsRequest, _registry_pb2.FindMissingBlobsResponse]  # type: ignore[assignment]
     """FindMissingBlobs returns which of the given blobs the registry lacks, and the size of each interrupted upload."""
     UploadBlob: _aio.StreamUnaryMultiCallable[_registry_pb2.UploadBlobRequest, _registry_pb2.UploadBlobResponse]  # type: ignore[assignment]
@@ -174,6 +180,7 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_registry_pb2.WithdrawHeadResponse, _abc.Awaitable[_registry_pb2.WithdrawHeadResponse]]:
         """WithdrawHead withdraws a head for good, under all of its names. Withdrawing it again returns the first withdrawal. The
         head's first publisher or an operator has to sign; PERMISSION_DENIED, reason NOT_THE_PUBLISHER, for other signers.
+        INVALID_ARGUMENT with reason BAD_DOCUMENT, UNTRUSTED_SIGNATURE or CLOCK_AHEAD; UNAVAILABLE, reason LEDGER_UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -182,7 +189,9 @@ class RegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _registry_pb2.RecordKScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registry_pb2.RecordKScoreResponse, _abc.Awaitable[_registry_pb2.RecordKScoreResponse]]:
-        """RecordKScore keeps a signed measurement. The same envelope again returns the same record."""
+        """RecordKScore keeps a signed measurement. The same envelope again returns the same record. INVALID_ARGUMENT
+        and UNAVAILABLE with the reasons of WithdrawHead.
+        """
 
     @_abc_1.abstractmethod
     def FindMissingBlobs(

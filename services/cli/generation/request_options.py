@@ -51,7 +51,9 @@ class RequestOptions:
         float | None, _sampling("--min-p", "Least probability relative to the likeliest token, 0 to 1.")
     ] = None
     seed: Annotated[int | None, _sampling("--seed", "Seed of the sampling; the same seed gives the same text.")] = None
-    stop: Annotated[list[str] | None, _sampling("--stop", "A text that ends the output. May be repeated.")] = None
+    stop: Annotated[
+        list[str] | None, _sampling("--stop", "A text that ends the output, except within thoughts. May be repeated.")
+    ] = None
     presence_penalty: Annotated[
         float | None, _sampling("--presence-penalty", "Penalty of tokens that occurred, -2 to 2.")
     ] = None

@@ -126,10 +126,10 @@ def _of_process(target: str) -> str:
 
 
 def token_files(address: str) -> tuple[Path, ...]:
-    """The file with the token, for a user's clients, of the server at `address` on this machine, and then files of
-    servers that it may name as well. None for an address without a port, and for a user without a home.
+    """The files in which a user's clients look for the token of the server at `address` on this machine: first its own,
+    then others of servers that the address may reach as well. Empty without a port, and for a user without a home.
 
-    A file is named by the port; if the host is neither 127.0.0.1 nor every address, by both.
+    A file is named by the port; by host and port if the host is neither 127.0.0.1, localhost nor every address.
     """
     host, port = _host(address), address.rpartition(":")[2]
     try:

@@ -75,6 +75,7 @@ class OwnEngine:
         """The contract of Replayer; raises OutOfReach for another base, tokenizer, profile or adapter than its own."""
         self._check(receipt)
         request = request_of(receipt, content)
+        self._check_thoughts(receipt, request)
         try:
             if way == PREFILL:
                 outcome = self._verifier.prefill(Record(request, content.output_token_ids))
@@ -133,6 +134,17 @@ class OwnEngine:
             raise CannotReplay(f"the auditor's engine cannot run along the output: {error}") from error
         except Stopped as error:
             raise Interrupted("stopped in the middle of a pass") from error
+
+    def _check_thoughts(self, receipt: Receipt, request: EngineRequest) -> None:
+        """Raises CannotReplay if no stop string counted in other thoughts than this model's."""
+        stated, verifier = request.thoughts, self._verifier
+        if stated is None or receipt.tokenizer_cid != verifier.target.tokenizer_cid:
+            return
+        if not verifier.is_syntax(stated, request.prompt):
+            raise CannotReplay(
+                f"sampling.thoughts: the receipt has {receipt.sampling.thoughts}, which is not the syntax of this "
+                "model's chat template for this prompt: stop strings may have counted elsewhere"
+            )
 
     def _check(self, receipt: Receipt) -> None:
         """Raise OutOfReach or CannotReplay for a receipt whose bits this engine cannot reproduce."""

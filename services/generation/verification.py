@@ -11,7 +11,7 @@ from services.generation.engine.core import EngineCore, EngineSettings
 from services.generation.engine.cost import PassCost
 from services.generation.engine.drafter import Budget, Draft, Drafter
 from services.generation.engine.events import Event, Finished, Outcome
-from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams
+from services.generation.engine.request import EngineRequest, InvalidRequest, SamplingParams, ThoughtSyntax
 from services.generation.engine.sequence import TokenDecoder
 from services.generation.engine.text.grammar_compiler import REPLAY_SECONDS, GrammarCompiler
 from services.generation.engine.text.tokenizer import Tokenizer
@@ -89,9 +89,10 @@ class Verifier:
         rows: int = ROWS,
         stopping: Callable[[], bool] = lambda: False,
         grammars: GrammarCompiler | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """`rows`: most rows of a pass; `stopping` is called after each pass; `grammars` compiles constraints."""
-        self.target, self.profile, self._grammars = target, profile, grammars
+        self.target, self.profile, self._grammars, self._tokenizer = target, profile, grammars, tokenizer
         self._new_decoder = new_decoder
         self._settings = EngineSettings(max_sequences=1, max_rows=rows, prefix_caching=False)
         self._stopping = stopping
@@ -124,7 +125,11 @@ class Verifier:
         )
         profile = measure_profile(target, KeptProbes())
         target.release_memory()
-        return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars)
+        return cls(target, tokenizer.stream, profile, stopping=stopping, grammars=grammars, tokenizer=tokenizer)
+
+    def is_syntax(self, stated: ThoughtSyntax, prompt: tuple[int, ...]) -> bool:
+        """Whether an answer of this model to this prompt may have thoughts of the `stated` syntax."""
+        return self._tokenizer is not None and self._tokenizer.is_syntax(stated, prompt)
 
     def release_memory(self) -> None:
         """Release what the next replay can allocate again."""

@@ -168,8 +168,13 @@ async def test_stop_strings_count_behind_the_thoughts_also_in_a_replay(
         return Judge(own, 1.0).judge(judged, file.content).outcome
 
     assert await asyncio.to_thread(judged, document) == "EXACT"
-    other = replace(document, sampling=replace(document.sampling, thoughts=None))
-    assert await asyncio.to_thread(judged, other) == "DEVIATION"
+    for part, outcome in (
+        (None, "DEVIATION"),
+        (ThoughtsPart("<think>", ("yes", "no"), begun=False), "UNREPLAYABLE"),
+        (ThoughtsPart("<think>", ("</think>",), begun=True), "UNREPLAYABLE"),
+    ):
+        other = replace(document, sampling=replace(document.sampling, thoughts=part))
+        assert await asyncio.to_thread(judged, other) == outcome
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

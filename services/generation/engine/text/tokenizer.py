@@ -244,6 +244,15 @@ class Tokenizer:
             return None
         return replace(syntax, begun=self.decode_all(prompt[-_TAIL:]).rstrip().endswith(syntax.open))
 
+    def is_syntax(self, stated: ThoughtSyntax, prompt: Sequence[int]) -> bool:
+        """Whether an answer to this prompt may have thoughts of the `stated` syntax. A message that it continues may
+        have begun them.
+        """
+        if (own := self.thoughts(prompt)) is None:
+            return False
+        begun = own.begun or (not own.bare and own.is_open(self.decode_all(prompt)))
+        return (stated.open, stated.closes) == (own.open, own.closes) and stated.begun in (own.begun, begun)
+
     @cached_property
     def _thoughts(self) -> ThoughtSyntax | None:
         return known_thoughts(self._tokenizer.get_chat_template(), self.hidden) if self.has_chat_template else None

@@ -267,6 +267,27 @@ def test_system_turns_that_a_template_refuses_are_moved(saved: Path, turns: str,
         assert read.decode_all(read.encode_chat(sent)) == text + "<|end|><|assistant|>"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "begun", "is_syntax"),
+    [
+        ("Hi", False, True),
+        ("Hi", True, False),
+        ("Hi<think>\n", True, True),
+        ("Hi<think>\n", False, False),
+        ("<think>\nThe user", True, True),
+        ("<think>\nThe user</think>", True, False),
+    ],
+)
+def test_thoughts_are_a_model_s_if_its_template_has_their_tags_and_the_prompt_may_begin_them(
+    saved: Path, prompt: str, begun: bool, is_syntax: bool
+) -> None:
+    read = tokenizer(saved, TEMPLATE + "{#<think></think>#}")
+    stated, ids = ThoughtSyntax("<think>", ("</think>",), begun=begun), read.encode(prompt)
+    assert read.is_syntax(stated, ids) is is_syntax
+    assert not read.is_syntax(replace(stated, closes=("</think>", "z")), ids)
+    assert not tokenizer(saved, TEMPLATE).is_syntax(stated, ids)
+
+
 def test_without_tools_and_calls_a_conversation_is_as_ever(saved: Path) -> None:
     read = tokenizer(saved, TEMPLATE)
     assert read.decode_all(read.encode_chat(TURNS[:1])) == "<|user|>When?<|end|><|assistant|>"

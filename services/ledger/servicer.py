@@ -19,7 +19,7 @@ from kolm.ledger.v1 import ledger_pb2
 from kolm.ledger.v1.ledger_pb2_grpc import LedgerServiceServicer
 from ledger.documents.erasure import Erasure
 from ledger.documents.signed_document import Document, kind_of, sign_document
-from ledger.errors import StoreError
+from ledger.errors import ContentDamaged, StoreError
 from ledger.keys.signer import Signer
 from ledger.keys.trusted_keys import TrustedKeys
 from ledger.log.reader import LedgerReader
@@ -244,6 +244,8 @@ class LedgerServicer(LedgerServiceServicer):
         with ledger_errors(resource, str(name)):
             try:
                 value = await asyncio.get_running_loop().run_in_executor(threads, partial(here.run, read, *arguments))
+            except ContentDamaged:  # logged with its receipt; the database can be read
+                raise
             except StoreError as error:
                 self._unreadable.failed(error)
                 raise

@@ -98,13 +98,18 @@ def test_every_caller_learns_the_state_of_a_content(ledger: LedgerClient, operat
 
 
 def test_a_damaged_content_costs_no_proof_and_can_be_erased(
-    ledger: LedgerClient, operator: LedgerClient, auditor: LedgerClient, tmp_path: Path
+    ledger: LedgerClient,
+    operator: LedgerClient,
+    auditor: LedgerClient,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     fill(ledger)
     with closing(sqlite3.connect(tmp_path / "ledger.sqlite3")) as file, file:
         file.execute("UPDATE contents SET sealed = zeroblob(length(sealed)) WHERE receipt_index = 1")
     with pytest.raises(DataLoss, check=lambda error: error.reason == "CONTENT_DAMAGED"):
         _kept(auditor, 1)
+    assert "services.ledger.servicer" not in {record.name for record in caplog.records}  # the database can be read
     assert ledger.receipt(receipt_id(1)).content_state == "KEPT"
     with auditor.export(include_content=True) as pieces, tarfile.open(fileobj=io.BytesIO(b"".join(pieces))) as bundle:
         contents = bundle.extractfile("content/000000000000.jsonl")

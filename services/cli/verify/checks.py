@@ -250,6 +250,9 @@ def compared_texts(
         if not isinstance(sent, str) and any("tools" in turn for turn in sent):
             return Texts(None, "the prompt was not compared: the receipt does not have the model's tools")
         return Texts(False, "the model got another prompt than was sent")
+    stated = receipt.sampling.thoughts
+    if stated is not None and not reader.has_thoughts(stated, content.prompt_token_ids):
+        return Texts(None, "stop strings may have counted elsewhere: sampling.thoughts is not the model's syntax")
     missing = [name for name, text in (("the prompt", sent), ("the answer", answer)) if text is None]
     if missing:
         return Texts(None, f"the file lacks the text of {' and '.join(missing)}: nothing to compare the tokens with")

@@ -26,6 +26,7 @@ from services.generation.target.errors import TargetError
 
 if TYPE_CHECKING:
     from kolm.generation.v1 import generation_pb2 as pb
+    from ledger.documents.receipt import ThoughtsPart
     from services.generation.engine.text.tokenizer import Tokenizer
 
 
@@ -162,6 +163,13 @@ class ModelTextReader:
     def text(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> str:
         stream = self._tokenizer.stream(prompt_token_ids)
         return "".join(map(stream.feed, output_token_ids)) + stream.flush()
+
+    def has_thoughts(self, stated: ThoughtsPart, prompt_token_ids: Sequence[int]) -> bool:
+        """Whether an answer to this prompt may have thoughts of the `stated` syntax."""
+        tokenizer = self._tokenizer
+        from services.generation.engine.request import ThoughtSyntax
+
+        return tokenizer.is_syntax(ThoughtSyntax(stated.open, stated.closes, begun=stated.begun), prompt_token_ids)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

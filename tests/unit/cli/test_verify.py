@@ -1,6 +1,7 @@
 """`kolm verify` before it reads, and texts that are held against tokens."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from kolm.generation.v1 import generation_pb2 as pb
 from ledger.bundle.tiles import TileFolder, export_tiles
 from ledger.documents.content import Content, Turn
-from ledger.documents.receipt import Receipt
+from ledger.documents.receipt import Receipt, ThoughtsPart
 from ledger.errors import ProofError
 from services.cli.verify.checks import Texts, compared_texts
 from services.generation.engine.text.conversation import Conversation
@@ -119,6 +120,17 @@ def test_what_differs_is_named(model: Path) -> None:
     document, content = served(model, [5])
     other = replace(document, tokenizer_cid=document.base_cid)
     assert compared_texts(other, content, None, ANSWER, model).same is not True
+
+
+def test_thoughts_of_a_receipt_are_those_of_the_model_s_template(model: Path, tmp_path: Path) -> None:
+    thinking = tmp_path / "thinking"
+    shutil.copytree(model, thinking)
+    (thinking / "chat_template.jinja").write_text(HERMES + "{#<think></think>#}")
+    thoughts = ThoughtsPart("<think>", ("</think>",), begun=False)
+    for folder, part, same in ((thinking, thoughts, True), (thinking, None, True), (model, thoughts, None)):
+        document, content = served(folder, Tokenizer(folder).encode(SENT))
+        stated = replace(document, sampling=replace(document.sampling, thoughts=part))
+        assert compared_texts(stated, content, SENT, ANSWER, folder).same is same
 
 
 def test_what_is_not_there_is_not_counted_as_compared(model: Path) -> None:

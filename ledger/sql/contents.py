@@ -42,6 +42,8 @@ _EMPTIED = select(contents.c.key_id, contents.c.receipt_index).where(
 )
 """The emptied contents among the few erased ones: a search among all contents would read every row."""
 
+_SCRUB_SECONDS, _KEY_SCRUB_SECONDS = 0.1, 10.0
+"""The longest waits for readers of contents, during which the log waits too, and for readers of keys."""
 _RESERVE = 1024
 """Keys made in one transaction. When half of them are taken, a thread makes the next ones; unused keys are abandoned at
 the end of the process.
@@ -95,7 +97,7 @@ class SqlContentKeys:
         if key_ids:
             with self._database.writing() as connection:
                 run(connection, _DESTROY.format(marks(key_ids)), *key_ids)
-            if not self._database.scrub(_keys.name):
+            if not self._database.scrub(_keys.name, _KEY_SCRUB_SECONDS):
                 raise StoreError(
                     f"a reader of {self._database.name} keeps the bytes of erased keys: end its transaction"
                 )
@@ -194,7 +196,7 @@ class SealedContents:
     def _destroy(self, key_ids: Sequence[bytes], receipt_indexes: Sequence[int]) -> None:
         destroyed = self._threads.submit(self._required().destroy, key_ids)
         # Sealed bytes that a reader keeps a while longer, as a backup does, are of no use without the key.
-        scrubbed = self._threads.submit(self._database.scrub, contents.name)
+        scrubbed = self._threads.submit(self._database.scrub, contents.name, _SCRUB_SECONDS)
         self._destroying = (destroyed, scrubbed), receipt_indexes
 
     def content(self, receipt_index: int) -> Content | None:

@@ -54,9 +54,9 @@ class Database(Protocol):
         """
         ...
 
-    def scrub(self, table: str) -> bool:
+    def scrub(self, table: str, seconds: float) -> bool:
         """Overwrite the bytes of rows deleted from a table, if the database can. Returns False if a reader's open
-        transaction keeps them.
+        transaction keeps them for `seconds`, in which there are no writes.
         """
         ...
 

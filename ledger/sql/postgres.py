@@ -94,7 +94,7 @@ class PostgresDatabase:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
             yield connection
 
-    def scrub(self, table: str) -> bool:
+    def scrub(self, table: str, seconds: float) -> bool:
         """Vacuum the table, so that dead rows may be overwritten. The operator's WAL archive is not touched."""
         if self._writer is not None:
             with store_errors(), self._writer.connect() as connection:

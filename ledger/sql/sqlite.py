@@ -131,12 +131,15 @@ class SqliteDatabase:
     def _paths(self) -> tuple[str, ...]:
         return self.name, f"{self.name}-wal", f"{self.name}-shm"
 
-    def scrub(self, table: str) -> bool:
+    def scrub(self, table: str, seconds: float) -> bool:
         """Deleted rows are overwritten in place (`secure_delete`); truncating the WAL removes its copies."""
         if self._writer is None:
             return True
         with self._writing() as connection:
-            busy, *_ = _driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            driver = _driver(connection)
+            _execute(driver, f"PRAGMA busy_timeout={int(1000 * seconds)}")
+            busy, *_ = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            _execute(driver, f"PRAGMA busy_timeout={int(1000 * BUSY_SECONDS)}")
         return not busy
 
     def close(self) -> None:

@@ -185,7 +185,7 @@ def test_a_key_that_outlived_its_erasure_is_destroyed_before_the_next_write_or_a
 def test_no_erasure_is_acknowledged_while_a_reader_keeps_the_bytes_of_its_key(
     held: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ledger.sql.sqlite.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("ledger.sql.contents._KEY_SCRUB_SECONDS", 0.1)
     with (
         closing(SqlEntryStore.open(tmp_path / "ledger.db", tmp_path / "keys.db")) as store,
         closing(append(store, signed_receipt(0), signed_receipt(1))) as sequencer,
@@ -240,8 +240,8 @@ def test_a_crash_at_any_step_of_an_erasure_leaves_all_of_it_or_nothing(
             crash()
         crash()
 
-    def scrub_and_crash(database: SqliteDatabase, table: str) -> bool:
-        scrubbed = scrub(database, table)
+    def scrub_and_crash(database: SqliteDatabase, table: str, seconds: float) -> bool:
+        scrubbed = scrub(database, table, seconds)
         crash()
         return scrubbed
 

@@ -196,7 +196,7 @@ def test_no_erasure_is_acknowledged_while_a_reader_keeps_the_bytes_of_its_key(
             reader.execute("SELECT count(*) FROM sqlite_master").fetchall()
             for _ in range(2):  # the second time, the log holds the erasure
                 answer = sequencer.append(signed(erasure(1, 1)))
-                assert isinstance(answer.exception(timeout=60), StoreError) == (held == "keys.db")
+                assert isinstance(answer.exception(timeout=8), StoreError) == (held == "keys.db")
         assert sequencer.append(signed(erasure(1, 1))).result(timeout=60).index == 2
         assert sequencer.append(signed_receipt(2)).result(timeout=60).index == 3
         assert not in_files(tmp_path, key)
